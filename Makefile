@@ -1,0 +1,69 @@
+# Two commands set everything up on a machine that has Python 3.11 or newer, its venv module, and a package index:
+#   make demo    a policy sweep over the small built-in trace, with tables and plots
+#   make test    every test
+# `make lint test` is what .ci/run does. Variables: PYTHON (interpreter), VENV (folder), JOBS (test processes).
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+DEMO := experiments/demo
+DEMO_OUT ?= out/demo
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DEMO_READY := $(VENV)/.ready-demo
+TEST_READY := $(VENV)/.ready-test
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench wheel clean distclean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 20
+
+# ---- set-up: each stamp is younger than what it was made from, so a second call does nothing -------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "error: $(PYTHON) is `$(PYTHON) -V 2>&1`; vtoken-sim needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(DEMO_READY): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet -c constraints.txt -e .
+	@touch $@
+
+$(TEST_READY): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet -c constraints.txt -e '.[gpu,test]'
+	@touch $@ $(DEMO_READY)
+
+# ---- what a user runs ------------------------------------------------------------------------------------------------
+
+demo: $(DEMO_READY)  ## a policy sweep with tables and plots (minutes, no GPU, no torch)
+	$(BIN)/vtoken sweep $(DEMO)/sweep.toml --out $(DEMO_OUT)
+	$(BIN)/vtoken plot $(DEMO_OUT)
+	@echo "Results are in $(DEMO_OUT): a table and a folder for each run; the pictures are in $(DEMO_OUT)/plots"
+
+test: $(TEST_READY)  ## every test, the slow ones too (sets up torch for CPU)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not bench"
+
+lint: $(TEST_READY)  ## style, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict sim gpu_validate
+	$(BIN)/lint-imports
+
+format: $(TEST_READY)  ## rewrite the files in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(TEST_READY)  ## speed, as ratios within one run (needs a quiet machine)
+	$(BIN)/python -m benchmarks
+
+wheel: $(TEST_READY)  ## dist/*.whl
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean:  ## remove caches, builds and compiled kernels
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+
+distclean: clean  ## remove the environment as well
+	rm -rf $(VENV)

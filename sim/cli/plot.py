@@ -1,0 +1,22 @@
+"""``vtoken plot``: pictures of a run or a sweep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["plot"]
+
+
+def plot(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run or of a sweep.")],
+    out: Annotated[Path | None, typer.Option(help="Where the pictures go; DIR/plots when not given.")] = None,
+    file_format: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="File format.")] = "png",
+) -> None:
+    """Draw what a run or a sweep shows about KV memory, concurrency and latency."""
+    from sim.study.plots import plot_directory
+
+    for path in plot_directory(directory, out, file_format=file_format):
+        print(path)

@@ -1,0 +1,158 @@
+"""``vtoken sweep`` and ``vtoken results``: many simulations, and the table of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sim.cli.options import with_config_flags
+from sim.cli.screen import wide_console
+from sim.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sim.study.spec import Plan, SweepSpec
+    from sim.study.store import Aside
+    from sim.study.sweep import SweepReport
+
+__all__ = ["results", "sweep"]
+
+
+@with_config_flags(repeat=True)
+def sweep(
+    flags: dict[str, Any],
+    out: Annotated[
+        Path, typer.Option(help="Directory of the sweep; finished runs in it are kept, the others are made.")
+    ],
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="[SPEC.toml]", help="What to run: base, grid, seeds, exclude, include.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; one for each processor when not given.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Make at most this many runs now.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what would be run, and run nothing.")] = False,
+) -> None:
+    """Simulate every combination of a grid and its seeds, in several processes.
+
+    Any flag of a configuration may be given: once, and all runs have this value; several times, and it is an axis of
+    the grid. Flags win over the file. The same command again goes on where it was stopped.
+
+    [bold]Example:[/bold] vtoken sweep --policy h2o --policy random --reclaimer naive --reclaimer vtoken --budget 0.5
+    --out sweeps/first
+    """
+    wanted = _spec(spec, flags)
+    if plan:
+        _print_plan(wanted.expand(), out)
+        return
+    _say_again(out, _run(wanted, out, workers, limit))
+
+
+def results(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a sweep.")],
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the tidy table of all runs as CSV.")] = False,
+) -> None:
+    """Print the table of a sweep, and write it to summary.csv and summary.parquet."""
+    from sim.study.store import Store
+    from sim.study.tables import markdown
+
+    if not Store.is_store(directory):
+        raise InputError(f"{directory}: expected the directory of a sweep, it has no runs in it")
+    table, aside = Store(directory).write_tables()
+    _warn(aside)
+    if table.empty:
+        raise InputError(f"{directory}: no finished run in it")
+    if as_csv:
+        sys.stdout.write(table.to_csv(index=False))
+    elif as_markdown:
+        sys.stdout.write(markdown(table))
+    else:
+        _print_table(table)
+
+
+def _spec(path: Path | None, flags: dict[str, Any]) -> SweepSpec:
+    from sim.study.spec import SweepSpec
+
+    spec = SweepSpec() if path is None else SweepSpec.from_toml(path)
+    return spec.with_flags({name: value if isinstance(value, list) else [value] for name, value in flags.items()})
+
+
+def _run(spec: SweepSpec, out: Path, workers: int | None, limit: int | None) -> SweepReport:
+    from sim.study.progress import Progress
+    from sim.study.sweep import sweep as run_all
+
+    progress = Progress(sys.stderr, "runs")
+    try:
+        return run_all(spec, out, workers=workers, limit=limit, progress=progress)
+    except KeyboardInterrupt:
+        progress.clear()
+        print(f"interrupted; finished runs are in {out}, the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _say_again(out: Path, report: SweepReport) -> None:
+    """Print the table, and on standard error how the sweep went; exit with 1 if a run failed."""
+    from sim.study.store import Store
+    from sim.study.tables import paired
+
+    table, _ = Store(out).frame()
+    if not table.empty:
+        _print_table(paired(table))
+    made = len(report.outcomes) - len(report.failures)
+    parts = [f"{made} runs made", f"{report.already_done} were there"]
+    parts += [f"{len(report.failures)} failed"] * bool(report.failures)
+    parts += [f"{report.left} left by --limit"] * bool(report.left)
+    print(f"{', '.join(parts)}; {out}/summary.csv, pictures: vtoken plot {out}", file=sys.stderr)
+    if report.failures:
+        print(f"error: {len(report.failures)} runs failed, see {out}/failed", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _print_plan(plan: Plan, out: Path) -> None:
+    """Say which runs there are, and which of them are done."""
+    from rich import box
+    from rich.table import Table
+
+    from sim.study.config import SimConfig
+    from sim.study.store import Store
+
+    store = Store(out)
+    done = {run.config_hash for run in plan.runs if store.path(run.config_hash).exists()}
+    shown = ["policy", "budget", "budget_tokens", "reclaimer", "seed"]
+    varied = [
+        name
+        for name in SimConfig.model_fields
+        if name not in shown and len({getattr(run.config, name) for run in plan.runs}) > 1
+    ]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    names = ["policy", "keeps", "reclaimer", *varied, "seed"]
+    for name in ("run", *names, "there"):
+        table.add_column(name)
+    for run in plan.runs:
+        values = [str(getattr(run.config, name)) for name in names]
+        table.add_row(run.config_hash, *values, "yes" if run.config_hash in done else "")
+    console = wide_console()
+    console.print(table)
+    console.print(
+        f"{len(plan.runs)} runs ({len(done)} there, {len(plan.runs) - len(done)} to make); "
+        f"{plan.excluded} excluded, {plan.duplicates} duplicates dropped",
+        highlight=False,
+    )
+
+
+def _print_table(table: pd.DataFrame) -> None:
+    from sim.study.tables import text
+
+    console = wide_console()
+    for part in text(table):
+        console.print(part)
+
+
+def _warn(aside: list[Aside]) -> None:
+    for each in aside:
+        print(f"warning: not used: {each}", file=sys.stderr)

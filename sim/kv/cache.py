@@ -1,0 +1,400 @@
+"""The KV cache's control plane: block pool, block tables and token table behind one door.
+
+The paper's three calls are :meth:`KVCache.sync_new_tokens`, :meth:`KVCache.evict_tokens` and
+:meth:`KVCache.apply_moves`; all of them touch metadata only and take many tokens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.errors import InputError
+from sim.jit import njit
+from sim.kv.blocks import BlockPool, Why, emit, free_block, list_block, release_row, take_block, unlink
+from sim.kv.events import EVENT, Kind, KVEventLog
+from sim.kv.repack import RepackPlan, commit, find_window, snapshot_moves
+from sim.kv.state import H, State, Store
+from sim.kv.tokens import CellArena, _drop_block, append_tokens, evict_tokens, make_room, pack_row
+from sim.kv.view import View
+
+__all__ = ["KVCache"]
+
+_SHARE = int(Kind.SHARE)
+_RESERVE = int(Kind.RESERVE)
+
+
+@njit
+def _fill_view(s: State, rows: np.ndarray, share: float, tokens: int, out: np.ndarray, key: np.ndarray) -> None:
+    """Copy what a :class:`View` needs of each row, and work out the budget."""
+    for i in range(len(rows)):
+        record = s.rows[rows[i]]
+        key[i] = record.key
+        out[0, i] = record.start
+        out[1, i] = record.live
+        out[2, i] = record.computed
+        out[3, i] = record.decode_from
+        # A hair less, so that 0.1 * 30 = 3.0000000000000004 keeps 3 tokens and not 4.
+        keep = int(np.ceil(share * record.length - 1e-9)) if tokens == 0 else tokens
+        out[4, i] = max(1, keep)
+
+
+@njit
+def _share_block(s: State, row: int, block: int) -> None:
+    """Put a cached block at the end of the row's table; its contents count as the row's computed tokens."""
+    record = s.rows[row]
+    if s.blocks[block].ref == 0:
+        unlink(s, block)
+        s.blocks[block].owner = row
+    s.blocks[block].ref += 1
+    list_block(s, row, block)
+    record.written += s.block_size
+    record.live += s.block_size
+    record.computed += s.block_size
+    emit(s, _SHARE, record.ordinal, block, 0)
+
+
+@njit
+def _abandon(s: State, row: int) -> None:
+    """Forget the row's repack; source blocks that nobody lives in any more are freed now."""
+    record = s.rows[row]
+    first, last = record.busy_from, record.busy_to
+    record.busy_from = 0
+    record.busy_to = 0
+    record.plan = -1
+    for index in range(last - 1, first - 1, -1):
+        if s.blocks[s.table[row, index]].live == 0:
+            _drop_block(s, row, index, Why.DEATH)
+            s.header[H.FREED_BY_DEATH] += 1
+
+
+class KVCache:
+    """Blocks, tables and tokens of all running requests.
+
+    Parameters
+    ----------
+    num_blocks
+        Blocks of the pool, block 0 (never handed out) included, as vLLM counts them.
+    block_size
+        Token slots a block (S).
+    columns
+        Names of the float32 columns to keep for each live token.
+    tracked
+        Whether single tokens matter. If nothing is ever evicted, slots follow from the block table and the token table
+        stays empty.
+    headroom_blocks
+        Free blocks that only a repack may take.
+    logging
+        Keep a :class:`KVEventLog`.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        columns: Sequence[str] = (),
+        tracked: bool = True,
+        headroom_blocks: int = 0,
+        logging: bool = False,
+    ) -> None:
+        if block_size < 1:
+            raise InputError(f"block size: expected at least 1 token, got {block_size}")
+        if num_blocks < 2:
+            raise InputError(f"KV blocks: expected at least 2 (block 0 is never handed out), got {num_blocks}")
+        if not 0 <= headroom_blocks < num_blocks - 1:
+            raise InputError(
+                f"headroom: expected 0 to {num_blocks - 2} blocks of a pool of {num_blocks - 1}, got {headroom_blocks}"
+            )
+        self.store = Store(num_blocks, block_size, columns=len(columns), logging=logging)
+        self.store.s.header[H.RESERVE] = headroom_blocks
+        self.pool = BlockPool(self.store)
+        self.arena = CellArena(self.store)
+        self.column_names = tuple(columns)
+        self.tracked = tracked
+        self.block_size = block_size
+        self._free_rows = list(range(len(self.store.s.rows) - 1, -1, -1))
+        self._plans = 0
+        self._seen: State | None = None
+        self._scratch = np.zeros((2, 0), np.float32)
+        self._columns: dict[str, NDArray[np.float32]] = {}
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def open(self, ordinal: int, key: int, length: int, target: int, produced: int = 0) -> int:
+        """Give a request an empty block table and, if tokens are tracked, cells for ``length`` tokens.
+
+        Parameters
+        ----------
+        ordinal
+            Number of the request in arrival order.
+        key
+            Where its random draws come from.
+        length
+            Tokens known so far: the prompt, and after a preemption what was generated.
+        target
+            Output tokens to produce in all.
+        produced
+            Output tokens produced before a preemption.
+
+        Returns
+        -------
+        int
+            The row.
+        """
+        if not self._free_rows:
+            rows = len(self.store.s.rows)
+            self.store.grow_rows()
+            self._free_rows = list(range(2 * rows - 1, rows - 1, -1))
+        row = self._free_rows.pop()
+        most = length + target - produced
+        self.store.grow_table(-(-most // self.block_size) + 1)
+        record = self.store.s.rows[row]
+        record["key"] = key
+        record["ordinal"] = ordinal
+        record["target"] = target
+        record["length"] = length
+        record["produced"] = produced
+        record["plan"] = -1
+        record["tracked"] = self.tracked
+        if self.tracked:
+            self.arena.open(row, min(most, length + 64))
+        return row
+
+    def close(self, row: int, kind: Kind, value: int) -> None:
+        """End a request (:attr:`Kind.FINISH`) or take its memory away (:attr:`Kind.PREEMPT`).
+
+        Blocks that a copy is still reading stay out of the pool until the fence.
+        """
+        self.store.reserve_events(int(self.store.s.rows[row]["blocks"]) + 1)
+        s = self.store.s
+        emit(s, int(kind), int(s.rows[row]["ordinal"]), value, 0)
+        release_row(s, row)
+        if self.tracked:
+            self.arena.close(row)
+        s.rows[row : row + 1] = np.zeros((), s.rows.dtype)
+        s.rows[row]["plan"] = -1
+        self._free_rows.append(row)
+
+    def share_blocks(self, row: int, blocks: Iterable[int]) -> None:
+        """Put blocks that the prefix cache found at the front of an empty table."""
+        self.store.reserve_events(len(self.store.s.blocks))
+        for block in blocks:
+            _share_block(self.store.s, row, block)
+
+    # -- the paper's three calls ---------------------------------------------------------------------------------------
+
+    def sync_new_tokens(self, row: int, count: int) -> None:
+        """Register ``count`` tokens written behind the row's last slot, taking blocks from the pool as needed.
+
+        Raises
+        ------
+        InputError
+            If the pool has too few blocks; nothing has changed then.
+        """
+        need = self.blocks_needed(row, count)
+        if need > self.pool.available_blocks:
+            raise InputError(f"{count} tokens need {need} blocks: the pool has {self.pool.available_blocks} to give")
+        self.store.grow_table(int(self.store.s.rows[row]["blocks"]) + need)
+        if not make_room(self.store.s, row, count):
+            self.grow_cells(row, count)
+        self.store.reserve_events(need + 1)
+        append_tokens(self.store.s, row, count)
+
+    def evict_tokens(self, row: int, positions: Sequence[int] | NDArray[np.int64]) -> None:
+        """Kill the tokens at these logical positions; blocks in which nothing lives any more are freed.
+
+        Raises
+        ------
+        InputError
+            If a position is not that of a live token, or is given twice; nothing has changed then.
+        """
+        start, live = (int(self.store.s.rows[row][field]) for field in ("start", "live"))
+        mine = self.store.s.position[start : start + live]
+        wanted = np.sort(np.asarray(positions, np.int64))
+        at = np.searchsorted(mine, wanted)
+        found = at < live
+        found[found] = mine[at[found]] == wanted[found]
+        found[1:] &= wanted[1:] != wanted[:-1]
+        if not found.all():
+            raise InputError(f"evict: token {int(wanted[~found][0])} is not alive, or is named twice")
+        self.evict_cells(np.array([row]), at + start, np.array([len(at)]))
+
+    def apply_moves(self, plan: RepackPlan) -> int:
+        """Put a finished relocation into effect, whole or not at all.
+
+        Returns
+        -------
+        int
+            Blocks that it freed; 0 if it was not worth it any more or had been cancelled. Then its destinations have
+            gone back to the pool and the layout is as before.
+
+        Raises
+        ------
+        InputError
+            If the plan does not describe a relocation into its own destinations; nothing has changed then.
+        """
+        self._check(plan)
+        self.store.reserve_events(2 * len(plan.sources) + 2 * len(plan.destinations) + plan.tokens + 4)
+        s = self.store.s
+        emit(s, int(Kind.COPIED), plan.ordinal, plan.number, 0)
+        freed = 0
+        if not plan.cancelled:
+            freed = int(commit(s, plan.row, plan.number, plan.destinations, plan.position, plan.to_slot))
+            if not freed:
+                emit(s, int(Kind.CANCEL), plan.ordinal, plan.number, 0)
+                _abandon(s, plan.row)
+                plan.cancelled = True
+        if plan.cancelled:
+            for block in plan.destinations[::-1]:
+                emit(s, int(Kind.FREE), plan.ordinal, int(block), Why.CANCEL)
+                free_block(s, int(block))
+            for block in plan.sources[len(plan.sources) - plan.deferred :][::-1]:
+                emit(s, int(Kind.FREE), plan.ordinal, int(block), Why.CANCEL)
+                free_block(s, int(block))
+        return freed
+
+    # -- repack --------------------------------------------------------------------------------------------------------
+
+    def plan_repack(self, row: int, most_destinations: int) -> RepackPlan | None:
+        """Plan the best repack of one request on the present state, and set its destinations aside.
+
+        Parameters
+        ----------
+        most_destinations
+            Free blocks that it may use, headroom included.
+
+        Returns
+        -------
+        RepackPlan or None
+            None if no block would be freed, or a plan for the request is in flight already.
+        """
+        s = self.store.s
+        record = s.rows[row]
+        if record["plan"] >= 0:
+            return None
+        first, last = find_window(s, row, min(most_destinations, self.pool.free_blocks))
+        if last <= first:
+            return None
+        position = np.empty((last - first) * self.block_size, np.int32)
+        from_slot = np.empty_like(position)
+        count = snapshot_moves(s, row, first, last, position, from_slot)
+        need = -(-count // self.block_size)
+        self.store.reserve_events((last - first) + need + 1)
+        s = self.store.s
+        number = self._plans
+        self._plans += 1
+        ordinal = int(record["ordinal"])
+        sources = s.table[row, first:last].copy()
+        emit(s, int(Kind.PLAN), ordinal, number, count)
+        for block in sources:
+            emit(s, int(Kind.SOURCE), ordinal, int(block), number)
+        destinations = np.array([take_block(s, row) for _ in range(need)], np.int32)
+        for block in destinations:
+            emit(s, _RESERVE, ordinal, int(block), number)
+        record = s.rows[row]
+        record["busy_from"], record["busy_to"], record["plan"] = first, last, number
+        k = np.arange(count)
+        to_slot = (destinations[k // self.block_size] * self.block_size + k % self.block_size).astype(np.int32)
+        return RepackPlan(
+            number, row, ordinal, sources, destinations, position[:count].copy(), from_slot[:count].copy(), to_slot
+        )
+
+    def cancel(self, plan: RepackPlan) -> None:
+        """Drop a plan whose request is about to lose its table; its blocks come back behind the fence (apply_moves).
+
+        Call it before :meth:`close`.
+        """
+        record = self.store.s.rows[plan.row]
+        plan.deferred = int(record["busy_to"] - record["busy_from"])
+        plan.cancelled = True
+        self.store.reserve_events(1)
+        emit(self.store.s, int(Kind.CANCEL), plan.ordinal, plan.number, 0)
+
+    def pack(self, rows: NDArray[np.int64]) -> None:
+        """Repack rows at once, in place and for nothing: what the ``ideal`` reclaimer does."""
+        for row in rows:
+            self.store.reserve_events(int(self.store.s.rows[row]["live"] + self.store.s.rows[row]["blocks"]) + 1)
+            pack_row(self.store.s, int(row))
+
+    # -- what policies see ---------------------------------------------------------------------------------------------
+
+    def view(self, rows: NDArray[np.int64], share: float = 1.0, tokens: int = 0) -> View:
+        """Return the view of these rows under a budget of a share of the length, or of ``tokens`` tokens if not 0."""
+        s = self.store.s
+        numbers = np.empty((5, len(rows)), np.int64)
+        key = np.empty(len(rows), np.uint64)
+        _fill_view(s, rows, share, tokens, numbers, key)
+        if self._seen is not s or self._scratch.shape[1] < len(s.position):
+            self._seen = s
+            self._scratch = np.zeros((2, len(s.position)), np.float32)
+            self._columns = {name: s.columns[k] for k, name in enumerate(self.column_names)}
+        start, n, length, prompt, keep = numbers
+        return View(rows, key, start, n, length, prompt, keep, s.position, self._columns, None, self._scratch)
+
+    def evict_cells(self, rows: NDArray[np.int64], victims: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Kill the tokens in these cells (see :func:`sim.kv.tokens.evict_tokens`)."""
+        self.store.reserve_events(2 * len(victims))
+        evict_tokens(self.store.s, rows, victims, counts)
+
+    # -- sizes ---------------------------------------------------------------------------------------------------------
+
+    def blocks_needed(self, row: int, count: int) -> int:
+        """Return how many blocks ``count`` more tokens of the row take from the pool."""
+        record = self.store.s.rows[row]
+        return -(-(int(record["written"]) + count) // self.block_size) - int(record["blocks"])
+
+    def grow_cells(self, row: int, count: int) -> None:
+        """Make room for ``count`` more tokens of the row, and some."""
+        live = int(self.store.s.rows[row]["live"])
+        self.arena.resize(row, max(live + count, live + live // 4 + 64))
+
+    def trim_cells(self, rows: NDArray[np.int64]) -> None:
+        """Give back cells that rows asked for and will not need soon: their prompts have just been evicted from."""
+        for row in rows:
+            live, cap = (int(self.store.s.rows[row][field]) for field in ("live", "cap"))
+            if live + live // 4 + 64 < cap:
+                self.arena.resize(int(row), live + live // 4 + 64)
+
+    def lookup(self, row: int, position: int) -> tuple[int, int] | None:
+        """Return (block, offset) of the token at this logical position, or None if it is dead."""
+        s = self.store.s
+        start, live = int(s.rows[row]["start"]), int(s.rows[row]["live"])
+        at = start + int(np.searchsorted(s.position[start : start + live], position))
+        if at >= start + live or s.position[at] != position:
+            return None
+        return divmod(int(s.slot[at]), self.block_size)
+
+    def block_table(self, row: int) -> list[int]:
+        """Return the row's blocks in table order."""
+        s = self.store.s
+        return [int(block) for block in s.table[row, : int(s.rows[row]["blocks"])]]
+
+    def event_log(self) -> KVEventLog:
+        """Return the events so far (none unless ``logging``)."""
+        s = self.store.s
+        count = int(s.header[H.EVENTS])
+        events = s.events[:count].copy() if count else np.zeros(0, EVENT)
+        return KVEventLog(events, self.block_size, len(s.blocks))
+
+    def _check(self, plan: RepackPlan) -> None:
+        """Refuse a plan that is not one (trap 19: look before anything changes)."""
+        s = self.store.s
+        size = self.block_size
+        tokens = plan.tokens
+        k = np.arange(tokens)
+        destinations = plan.destinations
+        good = (
+            len(plan.to_slot) == tokens
+            and len(destinations) == -(-tokens // size)
+            and len(np.unique(destinations)) == len(destinations)
+            and bool(np.all((destinations > 0) & (destinations < len(s.blocks))))
+            and bool(np.all(s.blocks["ref"][destinations] == 1))
+            and bool(np.all(np.diff(plan.position) > 0))
+            and bool(np.all(plan.to_slot == destinations[k // size] * size + k % size))
+            and (plan.cancelled or int(s.rows[plan.row]["plan"]) == plan.number)
+        )
+        if not good:
+            raise InputError(f"repack plan {plan.number}: it does not move tokens into blocks set aside for it")

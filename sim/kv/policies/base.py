@@ -1,0 +1,165 @@
+"""What a policy is, the two tiers to write one in, and the registry.
+
+Simple tier (:class:`ScorePolicy`): say how much each token is worth; the base finds the victims. Full tier
+(:class:`EvictionPolicy`): name the victims yourself. Either way a policy is a frozen dataclass whose fields are its
+parameters; what it remembers of a token is a named float32 column that the token table allocates, moves and clears.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.jit import njit
+from sim.kv.view import View
+from sim.registry import Registry
+
+__all__ = ["EvictionPolicy", "ScorePolicy", "lowest", "policies"]
+
+
+class EvictionPolicy:
+    """Decides which tokens die when a request holds more than its budget.
+
+    The engine calls :meth:`begin` once when a prompt is complete, :meth:`observe` after each decode step, and after
+    either :meth:`select` for the requests over budget. What a policy decides for a request may depend on that request
+    alone, so that different reclaimers see the same deaths.
+    """
+
+    name: ClassVar[str] = ""
+    evicts: ClassVar[bool] = True
+    """False for a policy under which nothing ever dies."""
+    attends: ClassVar[bool] = False
+    """True if it looks at attention."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Names of its per-token columns; 0 for a token just written."""
+
+    def begin(self, view: View) -> None:
+        """Fill the columns of requests whose prompt has just been computed."""
+
+    def observe(self, view: View) -> None:
+        """Update the columns after a decode step of these requests."""
+
+    def select(self, view: View, excess: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Name the victims.
+
+        Parameters
+        ----------
+        view
+            The requests over budget.
+        excess
+            int64[B], at least 1: live tokens beyond the budget (``view.n - view.keep``).
+
+        Returns
+        -------
+        victims : int64[V]
+            Cells, request by request, ascending inside one.
+        counts : int64[B]
+            How many of them belong to each request.
+        """
+        raise NotImplementedError
+
+
+class ScorePolicy(EvictionPolicy):
+    """A policy that is a score: the tokens with the lowest die, the older first among equals."""
+
+    def score(self, view: View) -> NDArray[np.float32]:
+        """Return float32[A], the worth of each cell's token; only cells of the view's requests are looked at."""
+        raise NotImplementedError
+
+    def protect(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return int64[B] twice: how many of a request's oldest and newest live tokens never die.
+
+        The budget comes first: where both together exceed it, fewer of the oldest are protected, then of the newest;
+        the newest token always is.
+        """
+        none = np.zeros(len(view), np.int64)
+        return none, none
+
+    def select(self, view: View, excess: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Take the ``excess`` lowest scores outside what is protected."""
+        oldest, newest = self.protect(view)
+        newest = np.clip(newest, 1, view.keep)
+        oldest = np.clip(oldest, 0, view.keep - newest)
+        return lowest(self.score(view), view.start, view.n, oldest, newest, excess), excess
+
+
+@njit
+def lowest(
+    score: np.ndarray,
+    start: np.ndarray,
+    n: np.ndarray,
+    oldest: np.ndarray,
+    newest: np.ndarray,
+    excess: np.ndarray,
+) -> np.ndarray:
+    """Find each request's ``excess`` cells of lowest score, leaving out its ``oldest`` first and ``newest`` last ones.
+
+    Scores are float32 and not NaN.
+
+    Returns
+    -------
+    ndarray
+        int64[sum(excess)], ascending inside a request; equal scores go oldest first.
+    """
+    victims = np.empty(excess.sum(), np.int64)
+    bits = score.view(np.int32)
+    at = 0
+    for b in range(len(start)):
+        first, last = start[b] + oldest[b], start[b] + n[b] - newest[b]
+        mine = bits[first:last]
+        if excess[b] == 1:
+            victims[at] = first + _argmin(mine)
+            at += 1
+            continue
+        keys = np.empty(len(mine), np.int32)
+        for i in range(len(mine)):
+            keys[i] = _order(mine[i])
+        bound = np.partition(keys, excess[b] - 1)[excess[b] - 1]
+        ties = excess[b]
+        for i in range(len(keys)):
+            ties -= keys[i] < bound
+        for i in range(len(keys)):
+            if keys[i] < bound:
+                victims[at] = first + i
+                at += 1
+            elif keys[i] == bound and ties > 0:
+                ties -= 1
+                victims[at] = first + i
+                at += 1
+    return victims
+
+
+@njit(inline="always")
+def _order(bits: np.int32) -> np.int32:
+    """Map the bits of a float32 to an integer that sorts as the float does, so that minima are taken in integers.
+
+    Minima of floats do not vectorise, because of NaN; those of integers do. Takes -0.0 for less than 0.0.
+    """
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@njit
+def _argmin(bits: np.ndarray) -> int:
+    """Return the index of the smallest float32, given as bits; the first among equals."""
+    low, where = np.int32(0x7FFFFFFF), 0
+    step = 128
+    for first in range(0, len(bits), step):
+        run = bits[first : first + step]
+        least = np.int32(0x7FFFFFFF)
+        for i in range(len(run)):
+            least = min(least, _order(run[i]))
+        if least < low:
+            low, where = least, first
+    for i in range(where, min(where + step, len(bits))):
+        if _order(bits[i]) == low:
+            return i
+    return 0
+
+
+policies: Registry[EvictionPolicy] = Registry(
+    "policy",
+    "vtoken.policies",
+    tuple(f"sim.kv.policies.{name}" for name in ("full", "random", "streaming_llm", "h2o", "scissorhands")),
+)

@@ -1,0 +1,64 @@
+"""What a reclaimer is, and the registry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.kv.cache import KVCache
+from sim.kv.repack import RepackPlan
+from sim.registry import Registry
+
+__all__ = ["Pressure", "Reclaimer", "reclaimers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """How short of blocks the scheduler is after a step."""
+
+    running: int
+    """Requests that hold blocks; each may take one more in the next step."""
+    wanted_blocks: int
+    """Blocks by which the last allocation that failed fell short; 0 if none failed."""
+
+
+class Reclaimer:
+    """Decides when and whose slots are won back. Blocks whose last token died are freed before it is asked.
+
+    A reclaimer is a frozen dataclass; what it plans is copied beside the next steps and takes effect at a fence.
+    """
+
+    name: ClassVar[str] = ""
+    evicts: ClassVar[bool] = True
+    """False for a reclaimer under which nothing may die."""
+    needs_headroom: ClassVar[bool] = False
+    """True if it needs free destination blocks that nobody else may take."""
+
+    def after_step(self, cache: KVCache, rows: NDArray[np.int64], pressure: Pressure, busy: bool) -> list[RepackPlan]:
+        """Look at the cache after the deaths of a step, and plan repacks.
+
+        Parameters
+        ----------
+        cache
+            The cache; plans come from :meth:`KVCache.plan_repack`.
+        rows
+            int64[B], running requests in the scheduler's order.
+        pressure
+            How short of blocks the scheduler is.
+        busy
+            A copy is in flight.
+
+        Returns
+        -------
+        list of RepackPlan
+            To be copied in one launch.
+        """
+        return []
+
+
+reclaimers: Registry[Reclaimer] = Registry(
+    "reclaimer", "vtoken.reclaimers", tuple(f"sim.kv.reclaim.{name}" for name in ("none", "naive", "vtoken", "ideal"))
+)

@@ -1,0 +1,26 @@
+"""The bound nobody can pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.kv.cache import KVCache
+from sim.kv.reclaim.base import Pressure, Reclaimer, reclaimers
+from sim.kv.repack import RepackPlan
+
+__all__ = ["Ideal"]
+
+
+@reclaimers.register("ideal")
+@dataclass(frozen=True, slots=True)
+class Ideal(Reclaimer):
+    """Every request holds ceil(live / block size) blocks after every step, at no cost and at once."""
+
+    def after_step(self, cache: KVCache, rows: NDArray[np.int64], pressure: Pressure, busy: bool) -> list[RepackPlan]:
+        """Pack the requests that have dead slots."""
+        records = cache.store.s.rows
+        cache.pack(rows[records["live"][rows] < records["written"][rows]])
+        return []

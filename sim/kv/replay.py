@@ -1,0 +1,311 @@
+"""The interpreter of KV events: what memory looks like after each of them, and whether they were lawful.
+
+Plain dictionaries and no kernel, on purpose: it shares no code with what writes the events, so that it can judge it. It
+checks the invariants of the paper (I1 to I4) at every event:
+
+I1 no token is lost or doubled; I2 a live token has one slot and a slot at most one live token (of one request);
+I3 a moved token is read at its new place only after the copy is complete; I4 plans in flight do not overlap, and each
+ends with strictly fewer blocks or without effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from sim.kv.blocks import Why
+from sim.kv.events import EVENT, Kind, KVEventLog
+
+__all__ = ["Replay", "ReplayError"]
+
+
+class ReplayError(ValueError):
+    """An event that cannot have happened; the message names it and what was expected."""
+
+
+@dataclass(slots=True)
+class _Request:
+    table: list[int] = field(default_factory=list)
+    slots: dict[int, int] = field(default_factory=dict)
+    """Logical position -> slot of each live token."""
+    written: int = 0
+    length: int = 0
+    """Tokens appended so far, dead or alive: the next logical position."""
+    alive: bool = True
+
+
+@dataclass(slots=True)
+class _Plan:
+    req: int
+    tokens: int
+    sources: list[int] = field(default_factory=list)
+    destinations: list[int] = field(default_factory=list)
+    moves: int = 0
+    copied: bool = False
+    cancelled: bool = False
+
+
+class Replay:
+    """Applies events one by one.
+
+    Parameters
+    ----------
+    block_size, num_blocks
+        Of the pool.
+    """
+
+    def __init__(self, block_size: int, num_blocks: int) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.requests: dict[int, _Request] = {}
+        self.plans: dict[int, _Plan] = {}
+        self.holders: dict[int, int] = {}
+        """Block -> tables that list it (0: a copy alone uses it)."""
+        self.tokens: dict[int, dict[int, int]] = {}
+        """Slot -> {request: logical position}; more than one only where a prefix is shared."""
+        self.count = 0
+        self._handlers: dict[int, Callable[[int, int, int], None]] = {
+            int(kind): getattr(self, f"_{kind.name.lower()}") for kind in Kind
+        }
+
+    @classmethod
+    def of(cls, log: KVEventLog) -> Replay:
+        """Replay a whole log and check the end."""
+        replay = cls(log.block_size, log.num_blocks)
+        replay.apply(log.records[list(EVENT.names or ())[1:]].tolist())
+        replay.check()
+        return replay
+
+    def apply(self, events: Iterable[tuple[int, int, int, int]]) -> None:
+        """Apply events (kind, req, a, b).
+
+        Raises
+        ------
+        ReplayError
+            If one breaks an invariant or makes no sense here.
+        """
+        for kind, req, a, b in events:
+            try:
+                self._handlers[kind](req, a, b)
+            except (ReplayError, KeyError, IndexError, ValueError) as error:
+                raise ReplayError(f"event {self.count} ({Kind(kind).name} req={req} a={a} b={b}): {error}") from error
+            self.count += 1
+
+    def check(self) -> None:
+        """Compare the two directions of the token table, and the blocks with those who hold them."""
+        held: dict[int, int] = {}
+        for number, request in self.requests.items():
+            _need(len(set(request.table)) == len(request.table), f"request {number} lists a block twice")
+            for block in request.table:
+                held[block] = held.get(block, 0) + 1
+            for position, slot in request.slots.items():
+                _need(self.tokens[slot].get(number) == position, f"request {number} lost token {position}")
+                _need(slot // self.block_size in request.table, f"token {position} of {number} is outside its table")
+        for plan in self.plans.values():
+            for block in plan.destinations:
+                _need(self.holders.get(block) == 0, f"destination {block} is held by a table before the commit")
+        _need({b: n for b, n in self.holders.items() if n} == held, "blocks held differ from blocks listed")
+        count = sum(len(owners) for owners in self.tokens.values())
+        _need(count == sum(len(r.slots) for r in self.requests.values()), "slots hold tokens of nobody")
+
+    def table(self, req: int) -> list[int]:
+        """Return the block table of a request."""
+        return self.requests[req].table
+
+    # -- handlers ------------------------------------------------------------------------------------------------------
+
+    def _step(self, req: int, a: int, b: int) -> None:
+        pass
+
+    def _admit(self, req: int, a: int, b: int) -> None:
+        _need(req not in self.requests or not self.requests[req].alive, "it is admitted already")
+        self.requests[req] = _Request()
+
+    def _share(self, req: int, block: int, b: int) -> None:
+        request = self._live(req)
+        size = self.block_size
+        first = len(request.table) * size
+        _need(request.written == first == request.length, "a cached block comes behind computed tokens")
+        self.holders[block] = self.holders.get(block, 0) + 1
+        request.table.append(block)
+        for offset in range(size):
+            self._place(req, first + offset, block * size + offset, shared=True)
+        request.written += size
+        request.length += size
+
+    def _alloc(self, req: int, block: int, b: int) -> None:
+        self._take(block)
+        self.holders[block] = 1
+        self._live(req).table.append(block)
+
+    def _append(self, req: int, first: int, count: int) -> None:
+        request = self._live(req)
+        _need(first == request.length, f"the next logical position is {request.length}")
+        for i in range(count):
+            block = request.table[request.written // self.block_size]
+            _need(not self._in_flight(block), f"block {block} is being copied")
+            self._place(req, first + i, block * self.block_size + request.written % self.block_size)
+            request.written += 1
+        request.length += count
+
+    def _evict(self, req: int, position: int, slot: int) -> None:
+        request = self._live(req)
+        _need(request.slots.get(position) == slot, f"token {position} is at {request.slots.get(position)}")
+        del request.slots[position]
+        self._remove(req, slot)
+
+    def _free(self, req: int, block: int, why: int) -> None:
+        request = self.requests[req]
+        if block in request.table:
+            _need(not self._in_flight(block), "a copy in flight uses it")
+            if request.alive:
+                self._need_empty(request, block)
+                index = request.table.index(block)
+                tail = index == len(request.table) - 1
+                request.written = index * self.block_size if tail else request.written - self.block_size
+            else:
+                for position in [p for p, slot in request.slots.items() if slot // self.block_size == block]:
+                    self._remove(req, request.slots.pop(position))
+            request.table.remove(block)
+            self.holders[block] -= 1
+        else:
+            for number, plan in list(self.plans.items()):
+                if block in plan.sources or block in plan.destinations:
+                    _need(plan.copied, f"plan {number} still copies")
+                    (plan.sources if block in plan.sources else plan.destinations).remove(block)
+                    if not plan.sources and not plan.destinations:
+                        del self.plans[number]
+                    break
+            else:
+                _need(False, f"request {req} does not hold it (why={why})")
+        if self.holders[block] == 0:
+            del self.holders[block]
+            _need(why != Why.REPACK or not self._occupied(block), "tokens are left in it")
+
+    def _plan(self, req: int, number: int, tokens: int) -> None:
+        _need(number not in self.plans, "the number is taken")
+        _need(all(p.req != req or p.cancelled for p in self.plans.values()), "a plan of this request is in flight")
+        self._live(req)
+        self.plans[number] = _Plan(req, tokens)
+
+    def _source(self, req: int, block: int, number: int) -> None:
+        _need(not self._in_flight(block), "another plan uses it")
+        _need(self.holders[block] == 1, "it is shared")
+        _need(block in self._live(req).table, "it is not in the table")
+        self.plans[number].sources.append(block)
+
+    def _reserve(self, req: int, block: int, number: int) -> None:
+        self._take(block)
+        self.holders[block] = 0
+        self.plans[number].destinations.append(block)
+
+    def _copied(self, req: int, number: int, b: int) -> None:
+        plan = self.plans[number]
+        _need(not plan.copied, "it was copied already")
+        plan.copied = True
+        if plan.cancelled and not plan.sources and not plan.destinations:
+            del self.plans[number]
+
+    def _move(self, req: int, source: int, target: int) -> None:
+        request = self._live(req)
+        position = self.tokens[source][req]
+        block = target // self.block_size
+        if block not in request.table:
+            plan = next(p for p in self.plans.values() if block in p.destinations)
+            _need(plan.req == req and plan.copied and not plan.cancelled, "its plan is not ready")
+            _need(source // self.block_size in plan.sources, "the source is not in the plan")
+            plan.moves += 1
+        self._remove(req, source)
+        self._place(req, position, target)
+
+    def _commit(self, req: int, number: int, index: int) -> None:
+        plan = self.plans[number]
+        request = self._live(req)
+        _need(plan.copied and not plan.cancelled and plan.req == req, "it is not ready")
+        kept = [block for block in plan.destinations if self._occupied(block)]
+        _need(request.table[index : index + len(plan.sources)] == plan.sources, "sources are not where it says")
+        _need(len(kept) < len(plan.sources), "it frees no block")
+        for block in plan.sources:
+            self._need_empty(request, block)
+            self.holders[block] = 0
+        gone = len(plan.sources) - len(kept)
+        tail = index + len(plan.sources) == len(request.table)
+        request.table[index : index + len(plan.sources)] = kept
+        request.written -= gone * self.block_size
+        if tail:
+            size = self.block_size
+            fill = min(size, plan.tokens - plan.destinations.index(kept[-1]) * size) if kept else size
+            request.written = (len(request.table) - 1) * size + fill
+        for block in kept:
+            self.holders[block] = 1
+            plan.destinations.remove(block)
+
+    def _cancel(self, req: int, number: int, b: int) -> None:
+        plan = self.plans[number]
+        _need(not plan.cancelled, "it was cancelled already")
+        plan.cancelled = True
+        if plan.copied:
+            plan.sources.clear()  # they stay in the table
+
+    def _defer(self, req: int, block: int, b: int) -> None:
+        request = self.requests[req]
+        _need(self._in_flight(block), "no copy uses it")
+        for position in [p for p, slot in request.slots.items() if slot // self.block_size == block]:
+            self._remove(req, request.slots.pop(position))
+        request.table.remove(block)
+        self.holders[block] -= 1
+
+    def _leave(self, req: int) -> None:
+        self._live(req).alive = False
+
+    def _preempt(self, req: int, a: int, b: int) -> None:
+        self._leave(req)
+
+    def _finish(self, req: int, a: int, b: int) -> None:
+        self._leave(req)
+
+    def _pack(self, req: int, written: int, b: int) -> None:
+        request = self._live(req)
+        _need(written == len(request.slots), f"{len(request.slots)} tokens are alive")
+        request.written = written
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _live(self, req: int) -> _Request:
+        request = self.requests[req]
+        _need(request.alive, "it has no table")
+        return request
+
+    def _take(self, block: int) -> None:
+        _need(0 < block < self.num_blocks, f"block {block} is not in the pool")
+        _need(block not in self.holders, f"block {block} is in use")
+        self.holders[block] = 0
+
+    def _in_flight(self, block: int) -> bool:
+        return any(block in plan.sources or block in plan.destinations for plan in self.plans.values())
+
+    def _occupied(self, block: int) -> bool:
+        size = self.block_size
+        return any(slot in self.tokens for slot in range(block * size, block * size + size))
+
+    def _need_empty(self, request: _Request, block: int) -> None:
+        size = self.block_size
+        left = [p for p, slot in request.slots.items() if slot // size == block]
+        _need(not left, f"tokens {left[:3]} are left in block {block}")
+
+    def _place(self, req: int, position: int, slot: int, *, shared: bool = False) -> None:
+        owners = self.tokens.setdefault(slot, {})
+        _need(shared or not owners, f"slot {slot} holds a live token")
+        owners[req] = position
+        self.requests[req].slots[position] = slot
+
+    def _remove(self, req: int, slot: int) -> None:
+        owners = self.tokens[slot]
+        del owners[req]
+        if not owners:
+            del self.tokens[slot]
+
+
+def _need(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ReplayError(otherwise)

@@ -1,0 +1,156 @@
+"""The arrays that hold the control plane, in one tuple that the compiled kernels take.
+
+One record a block, one record a request ("row"), one block table a row, and flat columns with one *cell* a live token.
+A row's cells lie side by side, oldest token first, without dead ones in between: what a policy looks at is contiguous,
+and costs by live tokens, whatever the physical layout or the capacity (docs/adr/0001-ragged-live-columns.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sim.kv.events import EVENT
+
+__all__ = ["BLOCK", "ROW", "H", "State", "Store"]
+
+BLOCK = np.dtype(
+    [
+        ("prev", "i4"),  # free list, doubly linked; block 0 is its sentinel (vLLM's null block, never handed out)
+        ("next", "i4"),
+        ("ref", "i4"),  # block tables that list the block; 0 while it is free
+        ("live", "i4"),  # slots that hold a live token
+        ("written", "i4"),  # slots that hold a token, live or dead
+        ("cached", "i4"),  # 1 while the prefix cache knows its contents
+        ("owner", "i4"),  # row that took it last
+    ],
+    align=True,
+)
+
+ROW = np.dtype(
+    [
+        ("key", "u8"),  # where the request's random draws come from
+        ("ordinal", "i4"),  # request number in arrival order
+        ("target", "i4"),  # output tokens to produce
+        ("length", "i4"),  # tokens known: prompt and generated (the logical length)
+        ("computed", "i4"),  # of those, tokens whose K and V were written
+        ("sched", "i4"),  # tokens scheduled in the step under way
+        ("produced", "i4"),  # output tokens so far
+        ("written", "i4"),  # slots up to the write position, dead ones included (the physical length)
+        ("blocks", "i4"),  # blocks in its table
+        ("live", "i4"),  # live tokens
+        ("decode_from", "i4"),  # length when the prompt (or the recompute) was complete; 0 before
+        ("tracked", "i4"),  # 1 if tokens have cells; without a policy that evicts nobody looks at single tokens
+        ("cap", "i4"),  # cells it was given, from `base` on
+        ("base", "i8"),
+        ("start", "i8"),  # its first cell in use; moves away from `base` when an old token dies
+        ("busy_from", "i4"),  # table indices [busy_from, busy_to) are sources of a repack in flight
+        ("busy_to", "i4"),
+        ("plan", "i4"),  # number of that repack, or -1
+        ("peak", "i4"),  # most blocks held during decode
+        ("evicted", "i4"),
+        ("moved", "i4"),
+        ("decode_ns", "i8"),
+        ("first_token_ns", "i8"),
+        ("block_ns", "f8"),  # integral of blocks over the decode
+        ("over_ns", "f8"),  # integral of blocks / ceil(live / block size)
+    ],
+    align=True,
+)
+
+
+class _Header(NamedTuple):
+    """Indices into the header: counts that have one owner each."""
+
+    FREE: int = 0  # blocks in the free list
+    RESERVE: int = 1  # of those, blocks that only a repack may take
+    LIVE: int = 2  # sum of live over allocated blocks
+    WRITTEN: int = 3  # sum of written over allocated blocks
+    IN_TABLES: int = 4  # allocated blocks that a table lists (a shared one counts once)
+    FREED_BY_DEATH: int = 5
+    FREED_BY_REPACK: int = 6
+    EVICTED: int = 7
+    MOVED: int = 8
+    EVENTS: int = 9  # events written
+    LOGGING: int = 10  # 1 if events are kept
+    NOW: int = 11  # time stamp for events, ns
+    DROPPED: int = 12  # blocks in `dropped`
+    SIZE: int = 13
+
+
+H = _Header()  # a tuple, since compiled kernels take those as constants
+
+
+class State(NamedTuple):
+    """Everything a kernel may touch."""
+
+    header: Any  # int64[H.SIZE]
+    blocks: Any  # BLOCK[N]
+    rows: Any  # ROW[R]
+    table: Any  # int32[R, max blocks a request]
+    position: Any  # int32[A], logical position of the cell's token
+    slot: Any  # int32[A], block * block_size + offset
+    columns: Any  # float32[K, A], per-token state of policies and attention models
+    dropped: Any  # int32[N], blocks taken although the prefix cache knew their contents
+    events: Any  # EVENT[E]
+    block_size: int
+
+
+class Store:
+    """Owns a :class:`State` and makes its arrays larger when asked."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, columns: int = 0, logging: bool = False) -> None:
+        blocks = np.zeros(num_blocks, BLOCK)
+        ids = np.arange(num_blocks)
+        blocks["next"] = (ids + 1) % num_blocks
+        blocks["prev"] = (ids - 1) % num_blocks
+        blocks["owner"] = -1
+        header = np.zeros(H.SIZE, np.int64)
+        header[H.FREE] = num_blocks - 1
+        header[H.LOGGING] = logging
+        self.s = State(
+            header=header,
+            blocks=blocks,
+            rows=np.zeros(64, ROW),
+            table=np.zeros((64, 64), np.int32),
+            position=np.zeros(1024, np.int32),
+            slot=np.zeros(1024, np.int32),
+            columns=np.zeros((columns, 1024), np.float32),
+            dropped=np.zeros(num_blocks, np.int32),
+            events=np.zeros(4096 if logging else 1, EVENT),
+            block_size=block_size,
+        )
+
+    def grow_rows(self) -> None:
+        """Double the number of rows."""
+        s = self.s
+        self.s = s._replace(rows=_widen(s.rows, 2 * len(s.rows)), table=_widen(s.table, 2 * len(s.table)))
+
+    def grow_table(self, blocks: int) -> None:
+        """Make room for ``blocks`` blocks in every block table."""
+        rows, width = self.s.table.shape
+        if blocks > width:
+            wider = np.zeros((rows, max(blocks, 2 * width)), np.int32)
+            wider[:, :width] = self.s.table
+            self.s = self.s._replace(table=wider)
+
+    def grow_cells(self, cells: int) -> None:
+        """Make room for ``cells`` cells."""
+        s = self.s
+        columns = np.zeros((len(s.columns), cells), np.float32)
+        columns[:, : s.columns.shape[1]] = s.columns
+        self.s = s._replace(position=_widen(s.position, cells), slot=_widen(s.slot, cells), columns=columns)
+
+    def reserve_events(self, more: int) -> None:
+        """Make room for ``more`` events behind those already written."""
+        s = self.s
+        if s.header[H.LOGGING] and s.header[H.EVENTS] + more > len(s.events):
+            self.s = s._replace(events=_widen(s.events, int(2 * (s.header[H.EVENTS] + more))))
+
+
+def _widen(array: np.ndarray, length: int) -> np.ndarray:
+    """Return a copy with ``length`` entries, the new ones zero."""
+    wider = np.zeros((length, *array.shape[1:]), array.dtype)
+    wider[: len(array)] = array
+    return wider

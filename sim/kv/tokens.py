@@ -1,0 +1,365 @@
+"""The token table: every live token has a logical position that never changes and a slot that may.
+
+The kernels here are the only places where a token is born, dies or forgets its request. They keep a row's cells dense
+and in logical order, so that the physical layout (block table, slots) and the logical one are independent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sim.jit import njit
+from sim.kv.blocks import Why, emit, free_block, list_block, take_block, unlist_block
+from sim.kv.events import Kind
+from sim.kv.state import H, State, Store
+
+__all__ = ["CellArena", "append_one", "append_tokens", "evict_tokens", "make_room", "pack_row", "tail_of"]
+
+_ALLOC = int(Kind.ALLOC)
+_APPEND = int(Kind.APPEND)
+_EVICT = int(Kind.EVICT)
+_FREE = int(Kind.FREE)
+_MOVE = int(Kind.MOVE)
+_PACK = int(Kind.PACK)
+
+
+@njit
+def append_tokens(s: State, row: int, count: int) -> None:
+    """Write ``count`` tokens behind the row's last written slot, taking blocks as needed.
+
+    The caller checked that the pool has the blocks and the row has the cells.
+    """
+    size = s.block_size
+    record = s.rows[row]
+    room = record.blocks * size - record.written
+    while room < count:
+        block = take_block(s, row)
+        list_block(s, row, block)
+        emit(s, _ALLOC, record.ordinal, block, 0)
+        room += size
+    emit(s, _APPEND, record.ordinal, record.computed, count)
+    # Index and offset of the write position, without a division: its block is `room` slots from the table's end.
+    index = record.blocks - 1
+    while room > size:
+        room -= size
+        index -= 1
+    left = count
+    while left > 0:
+        if room == 0:
+            index += 1
+            room = size
+        block = s.table[row, index]
+        run = min(left, room)
+        s.blocks[block].live += run
+        s.blocks[block].written += run
+        if record.tracked:
+            slot = block * size + size - room
+            cell = record.start + record.live
+            for i in range(run):
+                s.position[cell + i] = record.computed + i
+                s.slot[cell + i] = slot + i
+                for c in range(len(s.columns)):
+                    s.columns[c, cell + i] = 0.0
+        record.live += run
+        record.written += run
+        record.computed += run
+        room -= run
+        left -= run
+    s.header[H.LIVE] += count
+    s.header[H.WRITTEN] += count
+
+
+@njit(inline="always")
+def tail_of(s: State) -> tuple[np.ndarray, ...]:
+    """Return the arrays that :func:`append_one` wants."""
+    return s.rows, s.table, s.blocks, s.header, s.position, s.slot, s.columns
+
+
+@njit(inline="always")
+def append_one(arrays: tuple[np.ndarray, ...], row: int, size: int) -> None:
+    """Write one token into the row's tail block, which has room: :func:`append_tokens` where it is called most."""
+    rows, table, blocks, header, position, slot, columns = arrays
+    record = rows[row]
+    block = table[row, record.blocks - 1]
+    blocks[block].live += 1
+    blocks[block].written += 1
+    if record.tracked:
+        cell = record.start + record.live
+        position[cell] = record.computed
+        slot[cell] = (block - record.blocks + 1) * size + record.written
+        for c in range(len(columns)):
+            columns[c, cell] = 0.0
+    record.live += 1
+    record.written += 1
+    record.computed += 1
+    header[H.LIVE] += 1
+    header[H.WRITTEN] += 1
+
+
+@njit
+def _table_index(s: State, row: int, block: int) -> int:
+    """Where ``block`` stands in the row's table."""
+    for index in range(s.rows[row].blocks):
+        if s.table[row, index] == block:
+            return index
+    return -1
+
+
+@njit
+def _drop_block(s: State, row: int, index: int, why: int) -> None:
+    """Take the block at ``index`` out of the row's table and free it."""
+    size = s.block_size
+    record = s.rows[row]
+    block = s.table[row, index]
+    # A tail that is not full has fewer written slots to take away than a whole block.
+    tail = index == record.blocks - 1
+    record.written -= record.written - index * size if tail else size
+    for i in range(index, record.blocks - 1):
+        s.table[row, i] = s.table[row, i + 1]
+    record.blocks -= 1
+    if index < record.busy_from:
+        record.busy_from -= 1
+        record.busy_to -= 1
+    unlist_block(s, block)
+    emit(s, _FREE, record.ordinal, block, why)
+    free_block(s, block)
+
+
+@njit(inline="always")
+def _drop_first(values: np.ndarray) -> None:
+    """Overwrite the first value by shifting the others down; a fixed distance lets the compiler vectorise."""
+    for i in range(len(values) - 1):
+        values[i] = values[i + 1]
+
+
+@njit(inline="always")
+def _drop_last(values: np.ndarray) -> None:
+    """Overwrite the last value by shifting the others up."""
+    for i in range(len(values) - 1, 0, -1):
+        values[i] = values[i - 1]
+
+
+@njit
+def _close_gaps(
+    position: np.ndarray, slot: np.ndarray, columns: np.ndarray, victims: np.ndarray, start: int, end: int
+) -> bool:
+    """Move the cells ``[start, end)`` of a row together over those in ``victims`` (ascending).
+
+    Returns
+    -------
+    bool
+        True if it was shorter to move the front up: the row starts one cell later now.
+    """
+    first = victims[0]
+    if len(victims) == 1 and first - start < end - 1 - first:
+        _drop_last(position[start : first + 1])
+        _drop_last(slot[start : first + 1])
+        for c in range(len(columns)):
+            _drop_last(columns[c, start : first + 1])
+        return True
+    if len(victims) == 1:
+        _drop_first(position[first:end])
+        _drop_first(slot[first:end])
+        for c in range(len(columns)):
+            _drop_first(columns[c, first:end])
+        return False
+    for k in range(len(victims)):
+        first = victims[k] + 1
+        last = victims[k + 1] if k + 1 < len(victims) else end
+        to = victims[k] - k
+        for i in range(last - first):
+            position[to + i] = position[first + i]
+            slot[to + i] = slot[first + i]
+            for c in range(len(columns)):
+                columns[c, to + i] = columns[c, first + i]
+    return False
+
+
+@njit
+def evict_tokens(s: State, rows: np.ndarray, victims: np.ndarray, counts: np.ndarray) -> None:
+    """Kill tokens, and free each block whose last live token died.
+
+    Parameters
+    ----------
+    rows
+        int64[B], the rows that lose tokens.
+    victims
+        int64[sum(counts)], cells, row by row, ascending inside a row.
+    counts
+        int64[B], how many of them belong to each row.
+
+    Notes
+    -----
+    A block that a copy is reading stays listed, even without a live token, until the fence.
+    """
+    size = s.block_size
+    # Taken out of the tuple once: each time costs a reference count.
+    header, blocks, position, slot, columns = s.header, s.blocks, s.position, s.slot, s.columns
+    logging = header[H.LOGGING]
+    first = 0
+    for b in range(len(rows)):
+        if counts[b] == 0:
+            continue
+        row = rows[b]
+        record = s.rows[row]
+        mine = victims[first : first + counts[b]]
+        first += counts[b]
+        for cell in mine:
+            block = slot[cell] // size
+            if logging:
+                emit(s, _EVICT, record.ordinal, position[cell], slot[cell])
+            blocks[block].live -= 1
+            header[H.LIVE] -= 1
+            if blocks[block].live == 0:
+                index = _table_index(s, row, block)
+                if not record.busy_from <= index < record.busy_to:
+                    _drop_block(s, row, index, Why.DEATH)
+                    header[H.FREED_BY_DEATH] += 1
+        if _close_gaps(position, slot, columns, mine, record.start, record.start + record.live):
+            record.start += 1
+        record.live -= len(mine)
+        record.evicted += len(mine)
+        header[H.EVICTED] += len(mine)
+
+
+@njit
+def pack_row(s: State, row: int) -> None:
+    """Put the row's live tokens into the first ``ceil(live / block size)`` blocks of its table and free the others.
+
+    Instantly and in place, which no hardware does: the bound for every real reclaimer.
+    """
+    size = s.block_size
+    record = s.rows[row]
+    for k in range(record.live):
+        cell = record.start + k
+        slot = s.table[row, k // size] * size + k % size
+        if s.slot[cell] != slot:
+            emit(s, _MOVE, record.ordinal, s.slot[cell], slot)
+            s.blocks[s.slot[cell] // size].live -= 1
+            s.blocks[slot // size].live += 1
+            s.slot[cell] = slot
+    keep = (record.live + size - 1) // size
+    while record.blocks > keep:
+        _drop_block(s, row, record.blocks - 1, Why.REPACK)
+        s.header[H.FREED_BY_REPACK] += 1
+    tail = record.live - (keep - 1) * size
+    if keep > 0:
+        last = s.table[row, keep - 1]
+        s.header[H.WRITTEN] += tail - s.blocks[last].written
+        s.blocks[last].written = tail
+    record.written = record.live
+    emit(s, _PACK, record.ordinal, record.live, 0)
+
+
+@njit
+def _slide_row(s: State, row: int, to: int) -> None:
+    """Move the row's cells down to ``to``."""
+    record = s.rows[row]
+    start = record.start
+    if start != to:
+        for i in range(record.live):
+            s.position[to + i] = s.position[start + i]
+        for i in range(record.live):
+            s.slot[to + i] = s.slot[start + i]
+        for c in range(len(s.columns)):
+            column = s.columns[c]
+            for i in range(record.live):
+                column[to + i] = column[start + i]
+    record.start = to
+
+
+@njit
+def make_room(s: State, row: int, count: int) -> bool:
+    """Say whether the row has cells for ``count`` more tokens, after moving back to its first cell if that helps."""
+    record = s.rows[row]
+    if record.tracked and record.start + record.live + count > record.base + record.cap:
+        if record.live + count > record.cap:
+            return False
+        _slide_row(s, row, record.base)
+    return True
+
+
+@njit
+def _slide(s: State, rows: np.ndarray) -> int:
+    """Move the cells of ``rows`` (ascending by start) to the front of the arena; return the cells in use."""
+    top = 0
+    for row in rows:
+        _slide_row(s, row, top)
+        s.rows[row].base = top
+        top += s.rows[row].cap
+    return top
+
+
+class CellArena:
+    """Hands out runs of cells to rows, and slides them together when they have come to lie too far apart.
+
+    The used part of the arena stays within twice what the running requests have asked for, so that an operation over a
+    whole column costs by live tokens and not by what once was there.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._asked: dict[int, int] = {}
+        self._total = 0
+        self.top = 0
+
+    def open(self, row: int, cells: int) -> None:
+        """Give ``row``, which has no tokens yet, room for ``cells`` tokens."""
+        start = self._place(cells)
+        record = self._store.s.rows[row]
+        record["base"], record["start"], record["cap"] = start, start, cells
+        self._ask(row, cells)
+
+    def resize(self, row: int, cells: int) -> None:
+        """Give ``row`` room for ``cells`` tokens in all, keeping those it has."""
+        record = self._store.s.rows[row]
+        if cells > record["cap"]:
+            s = self._store.s
+            mine = slice(int(record["start"]), int(record["start"] + record["live"]))
+            # Making a place may slide the other rows over these cells.
+            position, slot, columns = s.position[mine].copy(), s.slot[mine].copy(), s.columns[:, mine].copy()
+            self._forget(row)
+            start = self._place(cells)
+            s = self._store.s
+            mine = slice(start, start + len(position))
+            s.position[mine], s.slot[mine], s.columns[:, mine] = position, slot, columns
+            record["base"] = record["start"] = start
+        else:
+            _slide_row(self._store.s, row, int(record["base"]))
+            self._forget(row)
+        record["cap"] = cells
+        self._ask(row, cells)
+        self._tidy()
+
+    def close(self, row: int) -> None:
+        """Take the cells of ``row`` back."""
+        self._forget(row)
+        self._tidy()
+
+    def _ask(self, row: int, cells: int) -> None:
+        self._asked[row] = cells
+        self._total += cells
+
+    def _forget(self, row: int) -> None:
+        self._total -= self._asked.pop(row)
+
+    def _place(self, cells: int) -> int:
+        if self.top + cells > len(self._store.s.position):
+            # Sliding together must win much, or it would be done again and again.
+            if 2 * (self._total + cells) > len(self._store.s.position):
+                self._store.grow_cells(2 * (self.top + cells))
+            else:
+                self._compact()
+        start = self.top
+        self.top += cells
+        return start
+
+    def _tidy(self) -> None:
+        if self.top > 4096 and self.top > 2 * self._total:
+            self._compact()
+
+    def _compact(self) -> None:
+        s = self._store.s
+        rows = np.fromiter(self._asked, np.int64, len(self._asked))
+        rows = rows[np.argsort(s.rows["start"][rows], kind="stable")]
+        self.top = int(_slide(s, rows))

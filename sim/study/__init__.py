@@ -1,0 +1,1 @@
+"""Runs, sweeps, their results on disk, tables and plots."""

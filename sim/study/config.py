@@ -1,0 +1,356 @@
+"""What one run is: a frozen, validated configuration that reads and writes TOML and JSON and has a hash."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sim.errors import InputError, did_you_mean
+from sim.registry import parse_spec
+
+__all__ = ["SimConfig", "overlay", "read_toml"]
+
+DEFAULT_BUDGET = 0.5
+
+WORKLOAD = "Workload"
+MACHINE = "Model and hardware"
+EVICTION = "Eviction and reclamation"
+SCHEDULER = "Scheduler"
+REPACK = "Repacking"
+COSTS = "Attention and costs"
+
+
+def _field(group: str, default: Any, description: str, **rules: Any) -> Any:
+    """Describe a field; ``group`` is the heading its flag appears under in ``--help``."""
+    return Field(default, description=description, json_schema_extra={"group": group}, **rules)
+
+
+class SimConfig(BaseModel):
+    """The full configuration of one simulation.
+
+    Field names are the command line's flags with underscores. Objects are frozen; :meth:`replace` makes a changed copy.
+    A value that cannot be used raises :class:`sim.errors.InputError` with one line.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, title="vtoken-sim run")
+
+    trace: str = _field(
+        WORKLOAD,
+        "default",
+        "Trace file in any supported format, 'default' (the embedded small trace), or a generator such as "
+        "poisson:rate=16,n=10000,prompt=1000,output=200.",
+        min_length=1,
+    )
+    format: str | None = _field(WORKLOAD, None, "Format of the trace file; recognised by its content when not given.")
+    arrivals: str | None = _field(
+        WORKLOAD, None, "Arrival process for a file that holds lengths only, such as poisson:rate=4 (requests/s)."
+    )
+    head: int | None = _field(WORKLOAD, None, "Use only the first requests of the trace, this many.", ge=1)
+    rate_scale: float = _field(
+        WORKLOAD, 1.0, "Divide every gap between arrivals by this: 2 offers the requests twice as fast.", gt=0
+    )
+
+    model: str = _field(MACHINE, "llama-3.1-8b", "Model preset; `vtoken models` lists them.", min_length=1)
+    hardware: str = _field(MACHINE, "h100", "Hardware preset; `vtoken hardware` lists them.", min_length=1)
+    gpu_memory_utilization: float = _field(
+        MACHINE,
+        0.9,
+        "Share of the device memory for weights, activations and KV cache together (vLLM: 0.9).",
+        gt=0,
+        le=1,
+    )
+    kv_blocks: int | None = _field(
+        MACHINE, None, "Blocks in the KV pool; worked out from model, hardware and utilisation when not given.", ge=1
+    )
+    block_size: int = _field(MACHINE, 16, "Token slots in a block (vLLM: 16 on NVIDIA devices).", ge=1)
+
+    policy: str = _field(
+        EVICTION,
+        "h2o",
+        "Eviction policy, name or name:key=value,...; `vtoken policies` lists them. 'full' evicts nothing.",
+        min_length=1,
+    )
+    budget: float | None = _field(
+        EVICTION,
+        None,
+        "Tokens a request keeps, as a share of its current length, from the end of the prompt on "
+        f"({DEFAULT_BUDGET} when no budget is given; not used by policy full).",
+        gt=0,
+        le=1,
+    )
+    budget_tokens: int | None = _field(EVICTION, None, "Tokens a request keeps, as a fixed number.", ge=1)
+    reclaimer: str = _field(
+        EVICTION,
+        "vtoken",
+        "What happens to the slots of dead tokens, name or name:key=value,...; `vtoken reclaimers` lists them.",
+        min_length=1,
+    )
+
+    max_num_seqs: int = _field(SCHEDULER, 256, "Most requests that run at once (vLLM: 256).", ge=1)
+    max_num_batched_tokens: int = _field(
+        SCHEDULER, 8192, "Most tokens scheduled in a step (vLLM's server: 8192 on an H100-class device).", ge=1
+    )
+    max_model_len: int | None = _field(
+        SCHEDULER, None, "Longest prompt + output that is served; the model's own limit when not given (as vLLM).", ge=1
+    )
+    long_prefill_token_threshold: int = _field(
+        SCHEDULER, 0, "Most prompt tokens of one request scheduled in a step; 0 is no such limit (vLLM: 0).", ge=0
+    )
+    watermark: float = _field(
+        SCHEDULER,
+        0.0,
+        "Share of the pool that an admission must leave free while anything runs (vLLM: 0).",
+        ge=0,
+        lt=1,
+    )
+    reserve_full_prompt: bool = _field(
+        SCHEDULER, True, "Admit a request only when its whole current sequence fits (vLLM: yes)."
+    )
+    prefix_caching: bool = _field(
+        SCHEDULER,
+        False,
+        "Share blocks between requests with equal prefixes. vLLM: on; off here, because it is not modelled "
+        "together with eviction.",
+    )
+
+    repack_when: Literal["pressure", "always"] = _field(
+        REPACK, "pressure", "Repack under memory pressure only (the paper), or whenever a repack frees a block."
+    )
+    theta_f: float = _field(
+        REPACK, 0.25, "Repack only while the fragmentation is above this (the paper: 0.25).", ge=0, le=1
+    )
+    low_watermark: float = _field(
+        REPACK,
+        0.1,
+        "Memory pressure: fewer than this share of the pool is free. Our choice, the paper does not name one.",
+        ge=0,
+        le=1,
+    )
+    headroom_blocks: int | None = _field(
+        REPACK,
+        None,
+        "Blocks kept free as destinations of a repack; 2 % of the pool, at least 1, when not given. Our choice, "
+        "the paper does not name one.",
+        ge=0,
+    )
+
+    attention: str = _field(
+        COSTS,
+        "synthetic",
+        "What the policy sees: synthetic, uniform, or recorded:FILE.",
+        min_length=1,
+    )
+    step_cost: str = _field(
+        COSTS,
+        "roofline",
+        "Time of a step: roofline, linear:base_s=0.008,per_token_s=2e-5, or profile:FILE.",
+        min_length=1,
+    )
+    copy_cost: str = _field(
+        COSTS, "bandwidth", "Time of a repack's copy: bandwidth, or linear:base_s=0,per_token_s=2e-5.", min_length=1
+    )
+    seed: int = _field(WORKLOAD, 0, "Seed of everything that is drawn.", ge=0)
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **fields: Any) -> None:
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise InputError(_one_line(error)) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prepare(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Accept paths and numpy scalars, and settle which budget applies."""
+        values = {key: _plain(value) for key, value in fields.items()}
+        if values.get("budget") is not None and values.get("budget_tokens") is not None:
+            raise InputError("budget and budget_tokens exclude each other: give the share or the number, not both")
+        if _name(values.get("policy")) == "full":
+            # Full retention has no budget: equal runs get equal configurations, and equal hashes.
+            values["budget"] = values["budget_tokens"] = None
+        elif values.get("budget") is None and values.get("budget_tokens") is None:
+            values["budget"] = DEFAULT_BUDGET
+        return values
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        """Refuse combinations that mean nothing."""
+        policy, reclaimer = _name(self.policy), _name(self.reclaimer)
+        if reclaimer == "none" and policy != "full":
+            raise InputError(f"reclaimer none keeps every token, but policy {policy} evicts: use policy full with it")
+        if self.prefix_caching and policy != "full":
+            raise InputError(
+                f"prefix_caching with policy {policy} is not modelled: shared blocks and eviction do not go together "
+                "yet; turn one of them off (policy full evicts nothing)"
+            )
+        return self
+
+    def replace(self, **changes: Any) -> SimConfig:
+        """Return a copy with some fields changed; a new budget of either kind takes the place of the old one."""
+        return SimConfig(**overlay(self.model_dump(), changes))
+
+    @property
+    def keeps(self) -> str:
+        """The budget in words: ``"0.5"``, ``"512 tokens"`` or ``"all"``."""
+        if self.budget_tokens is not None:
+            return f"{self.budget_tokens} tokens"
+        return "all" if self.budget is None else f"{self.budget:g}"
+
+    @property
+    def label(self) -> str:
+        """Policy, budget and reclaimer, for titles."""
+        keeps = "" if self.keeps == "all" else f" keeping {self.keeps}"
+        return f"{self.policy}{keeps}, {self.reclaimer}"
+
+    def hash(self) -> str:
+        """Return 16 hex digits that name everything which influences the result.
+
+        A file (trace, recorded attention, cost profile) enters by its content, so that moving it changes nothing.
+        Specifications enter with their parameters sorted.
+        """
+        values = self.model_dump()
+        for key in ("trace", "policy", "reclaimer", "attention", "step_cost", "copy_cost", "arrivals"):
+            values[key] = _identity(values[key])
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """Return the configuration as a JSON object."""
+        return json.dumps(self.model_dump(), indent=2)
+
+    def to_toml(self) -> str:
+        """Return the configuration as TOML; fields without a value are left out."""
+        return "".join(f"{key} = {_toml(v)}\n" for key, v in self.model_dump().items() if v is not None)
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str = "configuration") -> SimConfig:
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        InputError
+            If it is not a JSON object or a field cannot be used; the line starts with ``where``.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"{where}: not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise InputError(f"{where}: expected a JSON object, got {type(values).__name__}")
+        return cls.from_fields(values, where=where)
+
+    @classmethod
+    def from_toml(cls, path: str | Path, **overrides: Any) -> SimConfig:
+        """Read a TOML file; ``overrides`` win over what it says.
+
+        Raises
+        ------
+        InputError
+            If the file cannot be read, is not TOML, or a field cannot be used.
+        """
+        return cls.from_fields(overlay(read_toml(path), overrides), where=str(path))
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any], *, where: str = "") -> SimConfig:
+        """Build from a mapping; an error starts with ``where``."""
+        try:
+            return cls(**fields)
+        except InputError as error:
+            raise InputError(f"{where}: {error}" if where else str(error)) from None
+
+
+def overlay(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay ``changes`` over ``base``; a budget of one kind removes the other kind from the base."""
+    merged = dict(base)
+    for key, other in (("budget", "budget_tokens"), ("budget_tokens", "budget")):
+        if changes.get(key) is not None:
+            merged.pop(other, None)
+    return merged | dict(changes)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file into a dictionary.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read or is not TOML; the line says where.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: expected TOML text, got bytes that are not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not TOML: {error}") from None
+
+
+def _toml(value: Any) -> str:
+    """Write a string, number or truth value as TOML: as JSON does, but for two things about strings."""
+    # TOML has no surrogate pairs, and wants the delete character escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _plain(value: Any) -> Any:
+    """Turn paths into strings and numpy scalars into Python's."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+
+
+def _name(spec: object) -> str:
+    """Return the name part of ``name:key=value,...``."""
+    return str(spec).partition(":")[0].strip()
+
+
+def _one_line(error: ValidationError) -> str:
+    """Say the first thing that is wrong, in one line."""
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InputError):
+        return str(cause)
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown field {field!r}{did_you_mean(field.replace('-', '_'), SimConfig.model_fields)}"
+    expected = first["msg"].replace("Input should be", "expected")
+    return f"{field}: {expected}, got {first['input']!r}"
+
+
+def _identity(spec: str | None) -> str | None:
+    """Return what a trace or specification stands for, whatever it is called.
+
+    ``FILE`` and ``name:FILE`` become the sha256 of the file; ``name:b=1,a=2`` gets its parameters sorted.
+    """
+    if spec is None:
+        return None
+    name, _, rest = spec.partition(":")
+    if Path(spec).is_file():
+        return "sha256:" + _digest(spec)
+    if rest and Path(rest).is_file():
+        return f"{name}:sha256:{_digest(rest)}"
+    try:
+        name, parameters = parse_spec(spec)
+    except InputError:
+        return spec  # not a specification: the run will say so
+    return name + ":" + ",".join(f"{key}={parameters[key]}" for key in sorted(parameters))
+
+
+def _digest(path: str) -> str:
+    """Return the sha256 of a file; a sweep asks for the same one again and again."""
+    status = os.stat(path)
+    return _digest_as_of(os.path.abspath(path), status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_as_of(path: str, size: int, mtime_ns: int) -> str:  # noqa: ARG001 - they are the cache's key
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

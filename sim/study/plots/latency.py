@@ -1,0 +1,113 @@
+"""Latency of requests: the distributions of a run, the percentiles of a sweep."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from sim.study.plots.style import log_axis, new_figure, policy_colour, reclaimer_line, reclaimer_marker, styled
+from sim.study.tables import comparison
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from sim.study.result import RunResult
+
+__all__ = ["latency_by_setting", "latency_cdf"]
+
+KINDS = {
+    "ttft_s": "time to first token (s)",
+    "tpot_s": "time per output token (s)",
+    "e2e_s": "end to end (s)",
+}
+MARKED = (50, 95)
+
+
+@styled
+def latency_cdf(result: RunResult) -> Figure:
+    """Draw the distribution over requests of TTFT, TPOT and end-to-end latency, with the median and p95 marked."""
+    figure = new_figure(9.0, 3.2)
+    panels = figure.subplots(1, len(KINDS), sharey=True)
+    colour = policy_colour(result.config.policy)
+    for axes, (name, label) in zip(panels, KINDS.items(), strict=True):
+        values = result.requests[name]
+        known = np.sort(values[np.isfinite(values)])
+        axes.set_xlabel(label)
+        if len(known):
+            shares = np.arange(1, len(known) + 1) / len(known)
+            axes.plot(known, shares, color=colour, linewidth=1.4, drawstyle="steps-post")
+            for percent in MARKED:
+                at = float(np.percentile(known, percent))
+                axes.plot([at, at], [0, percent / 100], color="#8C8C8C", linewidth=0.8, linestyle="--")
+                axes.annotate(f" p{percent} {at:.3g} s", (at, 0.02), fontsize=8, rotation=90, va="bottom", ha="right")
+            if known[0] > 0:
+                axes.set_xscale("log")
+                log_axis(axes.xaxis)
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    panels[0].set_ylabel("requests")
+    figure.suptitle(f"{result.config.label}: latency of {result.summary['finished']:,} finished requests", fontsize=10)
+    return figure
+
+
+@styled
+def latency_by_setting(table: pd.DataFrame) -> Figure:
+    """Draw p50 to p95 of each latency for every setting and reclaimer of a sweep.
+
+    Parameters
+    ----------
+    table
+        One row a run, as :meth:`sim.study.store.Store.frame` gives it.
+    """
+    grids = {name: {p: comparison(table, f"{name}_p{p}") for p in MARKED} for name in KINDS}
+    first = grids["ttft_s"][50]
+    settings, reclaimers = first.keys, first.reclaimers
+    present = [first.present(row) for row in range(len(settings))]
+    figure = new_figure(10.0, 1.3 + 0.13 * len(settings) * (max(map(len, present)) + 1))
+    panels = figure.subplots(1, len(KINDS), sharey=True)
+    for axes, (name, label) in zip(panels, KINDS.items(), strict=True):
+        for row, key in enumerate(settings):
+            for order, column in enumerate(present[row]):
+                low, high = (grids[name][p].cells[row][column].mean for p in MARKED)
+                place = row + _offset(order, len(present[row]))
+                _range(axes, low, high, place, str(key[0]), reclaimers[column])
+        axes.set_xlabel(label)
+        axes.set_xlim(0, None)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.grid(axis="x", linewidth=0.4, color="#D9D9D9")
+    panels[0].set_yticks(range(len(settings)), [_label(key) for key in settings])
+    panels[0].set_ylim(len(settings) - 0.5, -0.5)
+    handles = [_range(panels[0], math.nan, math.nan, 0, "full", reclaimer) for reclaimer in reclaimers]
+    figure.legend(handles, reclaimers, loc="outside right upper", title="p50 (open) to p95", alignment="left")
+    figure.suptitle("Latency by policy, budget and reclaimer", fontsize=10)
+    return figure
+
+
+def _offset(place: int, of: int) -> float:
+    """Spread the reclaimers of a setting around its row."""
+    return 0.72 * ((place + 0.5) / of - 0.5)
+
+
+def _range(axes: Any, low: float, high: float, place: float, policy: str, reclaimer: str) -> Any:
+    """Draw p50 (open) and p95 (filled), joined; return the line for a legend."""
+    colour, marker = policy_colour(policy), reclaimer_marker(reclaimer)
+    axes.plot(low, place, marker=marker, markersize=4.5, color=colour, markerfacecolor="white", linestyle="", zorder=3)
+    (line,) = axes.plot(
+        [low, high],
+        [place, place],
+        color=colour,
+        linestyle=reclaimer_line(reclaimer),
+        linewidth=1.2,
+        marker=marker,
+        markersize=4.5,
+        markevery=[1],
+    )
+    return line
+
+
+def _label(key: tuple[Any, ...]) -> str:
+    return " ".join(str(part) for part in key)

@@ -1,0 +1,180 @@
+"""One look for all: a colour for each policy, a line and a hatch for each reclaimer; the same bytes each time."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "FORMATS",
+    "LIVENESS_COLOURS",
+    "SLOT_COLOURS",
+    "axes_or_new",
+    "base_name",
+    "count_axis",
+    "legend_beside",
+    "log_axis",
+    "new_figure",
+    "policy_colour",
+    "reclaimer_hatch",
+    "reclaimer_line",
+    "reclaimer_marker",
+    "save",
+    "styled",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+FORMATS = ("png", "svg", "pdf")
+
+# Okabe and Ito's palette: told apart with any common colour vision.
+POLICY_COLOURS = {
+    "h2o": "#0072B2",
+    "random": "#E69F00",
+    "scissorhands": "#009E73",
+    "streaming_llm": "#CC79A7",
+    "full": "#595959",
+    "tova": "#56B4E9",
+    "snapkv": "#D55E00",
+}
+OTHER_COLOURS = ("#882255", "#999933", "#44AA99", "#661100", "#332288")
+
+# Line, hatch, marker.
+RECLAIMER_LOOKS = {
+    "none": (":", "..", "s"),
+    "naive": ((0, (4, 1.5)), "", "o"),
+    "vtoken": ("-", "///", "D"),
+    "ideal": ("-.", "xxx", "^"),
+}
+OTHER_LOOKS = (
+    ((0, (1, 1)), "\\\\\\", "v"),
+    ((0, (6, 1, 1, 1, 1, 1)), "++", "P"),
+    ((0, (8, 3)), "oo", "X"),
+    ((0, (2, 1)), "**", "<"),
+)
+
+SLOT_COLOURS = {
+    "live": "#0072B2",
+    "dead": "#D55E00",
+    "tail, not yet written": "#F0C75E",
+    "copy destination": "#009E73",
+    "free": "#E4E4E4",
+}
+
+# Dark is dead, light is full: cividis, which keeps its order in greyscale.
+LIVENESS_COLOURS = ("#00224E", "#35456C", "#666970", "#948E77", "#C8B866", "#FEE838")
+
+# As Any: matplotlib's stubs want every key of it to be a literal.
+RC: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "hatch.linewidth": 0.6,
+    "figure.dpi": 100,
+    "savefig.dpi": 150,
+    "svg.hashsalt": "vtoken-sim",
+    "svg.fonttype": "path",
+    "pdf.fonttype": 42,
+}
+
+# Dates and versions would make equal pictures differ.
+METADATA: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Make a plotting function draw in this style, whatever the program around it has set."""
+
+    @functools.wraps(draw)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        with mpl.rc_context():
+            mpl.rcdefaults()
+            mpl.rcParams.update(RC)
+            return draw(*args, **kwargs)
+
+    return wrapper
+
+
+def new_figure(width: float = 7.0, height: float = 3.6) -> Figure:
+    """Return an empty figure (size in inches) that makes room for what is put in it."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def axes_or_new(axes: Axes | None, width: float = 7.0, height: float = 3.6) -> Axes:
+    """Return ``axes``, or the axes of a new figure."""
+    return new_figure(width, height).subplots() if axes is None else axes
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; equal figures give equal bytes."""
+    with mpl.rc_context(RC):
+        figure.savefig(path, metadata=METADATA[path.suffix[1:]])
+
+
+def base_name(spec: str) -> str:
+    """Return the name in ``name:key=value``."""
+    return spec.partition(":")[0]
+
+
+def policy_colour(policy: str) -> str:
+    """Return the colour of a policy."""
+    name = base_name(policy)
+    return POLICY_COLOURS.get(name) or OTHER_COLOURS[zlib.crc32(name.encode()) % len(OTHER_COLOURS)]
+
+
+def _look(reclaimer: str) -> tuple[Any, str, str]:
+    name = base_name(reclaimer)
+    return RECLAIMER_LOOKS.get(name) or OTHER_LOOKS[zlib.crc32(name.encode()) % len(OTHER_LOOKS)]
+
+
+def reclaimer_line(reclaimer: str) -> Any:
+    """Return the line style of a reclaimer."""
+    return _look(reclaimer)[0]
+
+
+def reclaimer_hatch(reclaimer: str) -> str:
+    """Return the hatch of a reclaimer."""
+    return _look(reclaimer)[1]
+
+
+def reclaimer_marker(reclaimer: str) -> str:
+    """Return the marker of a reclaimer."""
+    return _look(reclaimer)[2]
+
+
+def legend_beside(axes: Axes, **options: Any) -> None:
+    """Put the legend to the right of the axes, where it covers nothing."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, **options)
+
+
+def log_axis(axis: Any) -> None:
+    """Label 1, 2 and 5 of each decade of an axis with a logarithmic scale."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
+
+
+def count_axis(axis: Any) -> None:
+    """Label an axis of counts with k and M."""
+    axis.set_major_formatter(EngFormatter(sep=""))

@@ -1,0 +1,158 @@
+"""One simulation, from its configuration to its result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sim.errors import InputError
+from sim.kv.cache import KVCache
+from sim.kv.policies import policies
+from sim.kv.reclaim import reclaimers
+from sim.serving.attention import build_attention
+from sim.serving.copy import build_copy_cost
+from sim.serving.cost import build_step_cost
+from sim.serving.engine import Budget, Engine, Outcome
+from sim.serving.hardware import get_hardware
+from sim.serving.memory import kv_blocks
+from sim.serving.models import get_model
+from sim.serving.scheduler import Limits, Scheduler
+from sim.study.config import SimConfig
+from sim.study.dumps import Dump
+from sim.study.result import RunResult
+from sim.study.versions import versions
+from sim.workload.source import Mapped, Source, limit, open_source
+from sim.workload.transform import rate_scale
+
+__all__ = ["build_engine", "simulate"]
+
+
+def simulate(
+    config: SimConfig,
+    source: Source | None = None,
+    *,
+    progress: Callable[[int, int | None, float], None] | None = None,
+    dump_steps: Path | None = None,
+    dump_tables: Path | None = None,
+    events: Path | None = None,
+) -> RunResult:
+    """Run one simulation.
+
+    Parameters
+    ----------
+    config
+        What to simulate.
+    source
+        The workload, in place of the one that ``config.trace`` names.
+    progress
+        Called a few times a second with (requests done, requests in all if known, simulated seconds).
+    dump_steps, dump_tables
+        CSV files to write the state of every step to, and what every request was given.
+    events
+        Parquet file to write the KV events to.
+
+    Returns
+    -------
+    RunResult
+        The same for the same configuration, but for ``summary["wall_s"]``.
+
+    Raises
+    ------
+    InputError
+        If the configuration or the workload cannot be used.
+    NoProgressError
+        If something waits for what can never come.
+    """
+    with contextlib.ExitStack() as stack:
+        dump = stack.enter_context(Dump.open(dump_steps, dump_tables)) if dump_steps or dump_tables else None
+        engine = build_engine(config, source, logging=events is not None, observer=dump, progress=progress)
+        outcome = engine.run()
+    if events is not None:
+        assert outcome.events is not None
+        outcome.events.save(events)
+    return _result(config, outcome)
+
+
+def build_engine(
+    config: SimConfig,
+    source: Source | None = None,
+    *,
+    logging: bool = False,
+    observer: Any = None,
+    progress: Callable[[int, int | None, float], None] | None = None,
+) -> Engine:
+    """Put the parts together that the configuration names."""
+    model, hardware = get_model(config.model), get_hardware(config.hardware)
+    policy = policies.build(config.policy)
+    reclaimer = reclaimers.build(
+        config.reclaimer,
+        theta_f=config.theta_f,
+        low_watermark=config.low_watermark,
+        repack_when=config.repack_when,
+    )
+    attention = build_attention(config.attention) if policy.attends else None
+    blocks = config.kv_blocks
+    if blocks is None:
+        blocks = kv_blocks(model, hardware, config.block_size, config.gpu_memory_utilization)
+    headroom = 0
+    if reclaimer.needs_headroom and policy.evicts:
+        headroom = max(1, blocks // 50) if config.headroom_blocks is None else config.headroom_blocks
+    cache = KVCache(
+        blocks,
+        config.block_size,
+        columns=(*policy.columns, *(attention.columns if attention is not None else ())),
+        tracked=policy.evicts,
+        headroom_blocks=headroom,
+        logging=logging,
+    )
+    if source is None:
+        source = _open(config)
+    limits = Limits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len if config.max_model_len is not None else model.max_model_len,
+        watermark=config.watermark,
+        reserve_full_prompt=config.reserve_full_prompt,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        prefix_caching=config.prefix_caching,
+    )
+    if config.prefix_caching and policy.evicts:
+        raise InputError("prefix_caching with an evicting policy is not modelled yet: turn one of them off")
+    return Engine(
+        source=source,
+        scheduler=Scheduler(cache, limits, source.hash_tokens),
+        policy=policy,
+        budget=Budget(config.budget if config.budget is not None else 1.0, config.budget_tokens or 0),
+        reclaimer=reclaimer,
+        attention=attention,
+        step_cost=build_step_cost(config.step_cost, model=model, hardware=hardware),
+        copy_cost=build_copy_cost(config.copy_cost, model=model, hardware=hardware),
+        seed=config.seed,
+        observer=observer,
+        progress=progress,
+    )
+
+
+def _open(config: SimConfig) -> Source:
+    source: Source = open_source(config.trace, format=config.format, seed=config.seed, arrivals=config.arrivals)
+    if config.head is not None:
+        source = limit(source, config.head)
+    if config.rate_scale != 1.0:
+        source = Mapped(source, lambda chunk: rate_scale(chunk, config.rate_scale))
+    return source
+
+
+def _result(config: SimConfig, outcome: Outcome) -> RunResult:
+    digest = config.hash()
+    return RunResult(
+        config=config,
+        config_hash=digest,
+        summary={**outcome.summary, "config_hash": digest, "seed": config.seed},
+        requests=outcome.requests,
+        steps=outcome.steps,
+        liveness=outcome.liveness,
+        pool_snapshot=outcome.pool_snapshot,
+        versions=versions(),
+    )

@@ -1,0 +1,162 @@
+"""Bad input on the command line: one clear line on standard error, exit code 2, nothing on standard output."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from sim import cli
+from sim.study.config import SimConfig
+from tests.support import made_up
+
+GOOD = "req_id,arrival_s,prompt_tokens,output_tokens\na,0.0,10,5\nb,1.0,10,5\n"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must be refused; return its line without the ``error:``."""
+    code = cli.main(list(arguments))
+    captured = capsys.readouterr()
+    assert code == 2, captured
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert captured.err.startswith("error: ")
+    return captured.err.removeprefix("error: ").strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "0"], "budget: expected greater than 0, got 0.0"),
+        (["--budget", "1.5"], "budget: expected less than or equal to 1, got 1.5"),
+        (["--budget", "nan"], "budget: expected a finite number, got nan"),
+        (["--budget", "half"], "'--budget'"),
+        (["--budget", "0.5", "--budget-tokens", "3"], "exclude each other"),
+        (["--budget-tokens", "0"], "budget_tokens"),
+        (["--policy", "h20"], "unknown policy 'h20'"),
+        (["--policy", "h2o:recnt=1"], "did you mean 'recent'"),
+        (["--policy", "h2o:recent=x"], "expected float, got 'x'"),
+        (["--reclaimer", "vtokn"], "did you mean 'vtoken'"),
+        (["--reclaimer", "none"], "use policy full"),
+        (["--model", "llama-3.1-9b"], "did you mean 'llama-3.1-8b'"),
+        (["--hardware", "h10"], "unknown hardware 'h10'"),
+        (["--attention", "recorded:missing.npz"], "missing.npz"),
+        (["--step-cost", "linear"], "base_s"),
+        (["--step-cost", "profile:missing.json"], "missing.json"),
+        (["--kv-blocks", "0"], "kv_blocks"),
+        (["--block-size", "0"], "block_size"),
+        (["--seed", "-1"], "seed"),
+        (["--repack-when", "never"], "repack_when: expected 'pressure' or 'always', got 'never'"),
+        (["--prefix-caching"], "is not modelled"),
+        (["--trace", "missing.csv"], "missing.csv"),
+        (["--trace", "poisson:rate=0,n=5,prompt=5,output=5"], "rate"),
+        (["--config", "missing.toml"], "missing.toml: cannot read it"),
+        (["--events"], "--out"),
+        (["--polcy", "h2o"], "--policy"),
+        (["extra"], "extra"),
+    ],
+)
+def test_run_flags(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert message in refused(capsys, "run", "--quiet", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"a,b\n1,2\n", ""),
+        (b"req_id,arrival_s,prompt_tokens,output_tokens\na,0.0,-10,5\n", "-10"),
+        (b"req_id,arrival_s,prompt_tokens,output_tokens\na,0.0,,5\n", "prompt_tokens"),
+        (b"req_id,arrival_s,prompt_tokens,output_tokens\na,nan,10,5\n", "nan"),
+        (b"req_id,arrival_s,prompt_tokens,output_tokens\na,2.0,10,5\nb,1.0,10,5\n", ""),
+        (b"\x00\x01\x02\x03" * 100, ""),
+        (b"a" * 100_000_000, ""),
+    ],
+    ids=["empty", "wrong columns", "negative", "missing", "NaN", "unsorted", "binary", "100 MB line"],
+)
+def test_trace_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(content)
+    line = refused(capsys, "run", "--quiet", "--trace", str(path))
+    assert str(path) in line
+    assert message in line
+    assert len(line) < 500
+
+
+def test_a_truncated_gzip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(gzip.compress(GOOD.encode() * 100)[:-20])
+    assert str(path) in refused(capsys, "run", "--quiet", "--trace", str(path))
+
+
+def test_a_request_larger_than_the_pool_is_refused_and_the_run_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "--quiet", "--json", "--trace", "poisson:rate=9,n=5,prompt=1000,output=9", "--kv-blocks", "8"]
+    assert cli.main(arguments) == 0
+    assert '"refused": 5' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_places_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    arguments = [command, "--trace", "poisson:rate=9,n=5,prompt=9,output=9"]
+    line = refused(capsys, *arguments, "--out", str(tmp_path / "file" / "out"))
+    assert "cannot write there" in line
+    line = refused(capsys, *arguments, "--out", "/proc/nowhere")
+    assert "/proc/nowhere" in line
+    refused(capsys, *arguments, "--out", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("flag", ["--dump-steps", "--dump-tables"])
+def test_dumps_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    path = tmp_path / "missing" / "dump.csv"
+    assert str(path) in refused(capsys, "run", "--quiet", "--json", flag, str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[grid]\npolicy = ['h20']\n", "did you mean 'h2o'"),
+        ("[grid]\nbudget = [0.5, 1.5]\n", "budget 1.5"),
+        ("[grid]\nreclaimer = ['none', 'naive']\n", "[[exclude]]"),
+        ("[gird]\n", "did you mean 'grid'"),
+        ("grid\n", "not TOML"),
+        ("[base]\ntrace = 'missing.csv'\n", "missing.csv"),
+    ],
+)
+def test_sweep_specs(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    assert message in refused(capsys, "sweep", str(path), "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_directories_that_are_not_what_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is none" in refused(capsys, "plot", str(tmp_path / "missing"))
+    assert "config.json" in refused(capsys, "plot", str(tmp_path))
+    assert "expected the directory of a sweep" in refused(capsys, "results", str(tmp_path))
+    (tmp_path / "runs").mkdir()
+    assert "no finished run" in refused(capsys, "results", str(tmp_path))
+    made_up.result(SimConfig(), 5, 5).save(tmp_path / "run")
+    assert "expected one of" in refused(capsys, "plot", str(tmp_path / "run"), "--format", "jpg")
+    (tmp_path / "run" / "steps.parquet").write_bytes(b"PAR1")
+    assert "steps.parquet" in refused(capsys, "plot", str(tmp_path / "run"))
+
+
+def test_a_store_with_foreign_files_is_read_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    arguments = ["sweep", "--trace", "poisson:rate=9,n=5,prompt=9,output=9", "--workers", "1", "--out", str(out)]
+    assert cli.main(arguments) == 0
+    (out / "runs" / "foreign.parquet").write_bytes(b"PAR1PAR1")
+    capsys.readouterr()
+    assert cli.main(["results", str(out), "--markdown"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"warning: not used: {out / 'runs' / 'foreign.parquet'}: ")
+    assert "| h2o |" in captured.out
+
+
+def test_unknown_command_and_missing_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "rn" in refused(capsys, "rn")
+    assert "--out" in refused(capsys, "sweep", "--policy", "h2o")
+    assert "DIR" in refused(capsys, "plot")

@@ -1,0 +1,190 @@
+"""The configuration of a run: what it accepts, what it refuses and how, round trips, and its hash."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.errors import InputError
+from sim.study.config import DEFAULT_BUDGET, SimConfig, overlay
+
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+
+
+@given(
+    trace=TEXT,
+    budget=st.floats(0.01, 1.0),
+    seed=st.integers(0, 2**62),
+    caching=st.booleans(),
+    blocks=st.none() | st.integers(1, 10**9),
+)
+def test_toml_and_json_round_trip(
+    trace: str, budget: float, seed: int, caching: bool, blocks: int | None
+) -> None:
+    config = SimConfig(
+        trace=trace,
+        policy="full" if caching else "h2o",
+        budget=budget,
+        seed=seed,
+        prefix_caching=caching,
+        kv_blocks=blocks,
+    )
+    assert SimConfig(**tomllib.loads(config.to_toml())) == config
+    assert SimConfig.from_json(config.to_json()) == config
+
+
+def test_default_budget_fills_in_only_when_neither_is_given() -> None:
+    assert SimConfig().budget == DEFAULT_BUDGET
+    assert SimConfig(budget=0.3).budget == 0.3
+    config = SimConfig(budget_tokens=512)
+    assert (config.budget, config.budget_tokens) == (None, 512)
+
+
+def test_full_retention_has_no_budget_so_that_equal_runs_are_equal() -> None:
+    one, other = SimConfig(policy="full", budget=0.3), SimConfig(policy="full", budget_tokens=100)
+    assert one == other
+    assert one.hash() == other.hash()
+
+
+def test_replace_swaps_one_kind_of_budget_for_the_other() -> None:
+    config = SimConfig(budget=0.3)
+    assert config.replace(budget_tokens=64).budget is None
+    assert config.replace(budget_tokens=64).replace(budget=0.4).budget_tokens is None
+    assert config.replace(seed=3).budget == 0.3
+    assert config.replace(policy="full").replace(policy="h2o").budget == DEFAULT_BUDGET
+
+
+def test_overlay_lets_a_flag_replace_the_rival_field_of_a_file() -> None:
+    assert overlay({"budget": 0.3, "seed": 1}, {"budget_tokens": 8}) == {"seed": 1, "budget_tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"polcy": "h2o"}, "unknown field 'polcy'; did you mean 'policy'?"),
+        ({"block-size": 16}, "unknown field 'block-size'; did you mean 'block_size'?"),
+        ({"budget": 0}, "budget: expected greater than 0, got 0"),
+        ({"budget": 1.5}, "budget: expected less than or equal to 1, got 1.5"),
+        ({"budget": float("nan")}, "budget: expected a finite number, got nan"),
+        ({"budget": "half"}, "budget: expected a valid number, got 'half'"),
+        ({"budget": 0.5, "budget_tokens": 100}, "exclude each other"),
+        ({"budget_tokens": 0}, "budget_tokens: expected greater than or equal to 1, got 0"),
+        ({"seed": -1}, "seed: expected greater than or equal to 0, got -1"),
+        ({"seed": True}, "seed: expected a valid integer, got True"),
+        ({"kv_blocks": 0}, "kv_blocks: expected greater than or equal to 1"),
+        ({"rate_scale": 0.0}, "rate_scale: expected greater than 0"),
+        ({"repack_when": "never"}, "repack_when: expected 'pressure' or 'always', got 'never'"),
+        ({"reclaimer": "none", "policy": "h2o"}, "use policy full"),
+        ({"prefix_caching": True, "policy": "random:redraw=false"}, "policy random is not modelled"),
+    ],
+)
+def test_what_cannot_be_used_is_one_clear_line(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match="^[^\n]+$") as caught:
+        SimConfig(**fields)
+    assert message in str(caught.value)
+
+
+def test_flags_win_over_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(SimConfig(budget=0.3, seed=2).to_toml(), encoding="utf-8")
+    assert SimConfig.from_toml(path) == SimConfig(budget=0.3, seed=2)
+    assert SimConfig.from_toml(path, budget_tokens=9) == SimConfig(budget_tokens=9, seed=2)
+
+
+def test_errors_of_a_file_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("seed = 1\nbudget = 2\n")
+    with pytest.raises(InputError, match=r"run\.toml: budget: expected less than or equal to 1, got 2"):
+        SimConfig.from_toml(path)
+    path.write_text("seed = 1\nbudget 2\n")
+    with pytest.raises(InputError, match=r"run\.toml: not TOML: .*line 2"):
+        SimConfig.from_toml(path)
+    path.write_bytes(b"trace = '\xff'")
+    with pytest.raises(InputError, match="not UTF-8"):
+        SimConfig.from_toml(path)
+    with pytest.raises(InputError, match="cannot read it"):
+        SimConfig.from_toml(tmp_path / "missing.toml")
+
+
+def test_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        SimConfig().seed = 1  # type: ignore[misc]
+
+
+def test_paths_and_numpy_scalars_are_welcome(tmp_path: Path) -> None:
+    config = SimConfig(trace=tmp_path / "t.csv", seed=np.int64(4), budget=np.float32(0.5))  # type: ignore[arg-type]
+    assert (config.trace, config.seed, config.budget) == (str(tmp_path / "t.csv"), 4, 0.5)
+
+
+def test_every_field_has_a_description_in_the_schema() -> None:
+    schema = SimConfig.model_json_schema()
+    assert set(schema["properties"]) == set(SimConfig.model_fields)
+    assert all(len(field["description"]) > 15 for field in schema["properties"].values())
+    assert schema["additionalProperties"] is False
+    json.dumps(schema)
+
+
+def test_hash_changes_with_every_field() -> None:
+    base = SimConfig(policy="full", reclaimer="naive")
+    other = {
+        "trace": "poisson:rate=1,n=5,prompt=5,output=5",
+        "format": "azure",
+        "arrivals": "poisson:rate=2",
+        "head": 3,
+        "rate_scale": 2.0,
+        "model": "mistral-7b",
+        "hardware": "a100-80g",
+        "gpu_memory_utilization": 0.5,
+        "kv_blocks": 100,
+        "block_size": 32,
+        "policy": "random",
+        "reclaimer": "none",
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 2048,
+        "long_prefill_token_threshold": 128,
+        "watermark": 0.01,
+        "reserve_full_prompt": False,
+        "prefix_caching": True,
+        "repack_when": "always",
+        "theta_f": 0.5,
+        "low_watermark": 0.2,
+        "headroom_blocks": 0,
+        "attention": "uniform",
+        "step_cost": "linear:base_s=0.1,per_token_s=0",
+        "copy_cost": "linear:base_s=0.1,per_token_s=0",
+        "seed": 1,
+    }
+    assert {*other, "budget", "budget_tokens"} == set(SimConfig.model_fields)
+    hashes = {base.hash()} | {base.replace(**{name: value}).hash() for name, value in other.items()}
+    hashes |= {SimConfig(budget=0.3).hash(), SimConfig(budget=0.4).hash(), SimConfig(budget_tokens=3).hash()}
+    assert len(hashes) == len(other) + 4
+    assert all(len(each) == 16 and int(each, 16) >= 0 for each in hashes)
+
+
+def test_hash_takes_a_file_by_content_not_by_name(tmp_path: Path) -> None:
+    one, copy, changed = tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "c.csv"
+    for path, text in ((one, "x"), (copy, "x"), (changed, "y")):
+        path.write_text(text)
+    assert SimConfig(trace=str(one)).hash() == SimConfig(trace=str(copy)).hash()
+    assert SimConfig(trace=str(one)).hash() != SimConfig(trace=str(changed)).hash()
+    recorded = [SimConfig(attention=f"recorded:{path}").hash() for path in (one, copy, changed)]
+    assert recorded[0] == recorded[1] != recorded[2]
+    one.write_text("longer")
+    assert SimConfig(trace=str(one)).hash() != SimConfig(trace=str(copy)).hash()
+
+
+def test_hash_ignores_the_order_of_parameters() -> None:
+    one = SimConfig(step_cost="linear:base_s=0.1,per_token_s=0.2")
+    assert one.hash() == SimConfig(step_cost="linear:per_token_s=0.2, base_s=0.1").hash()
+
+
+def test_hash_is_stable_across_releases() -> None:
+    # Results in stores are found by it: changing it makes every store start anew.
+    assert SimConfig().hash() == "62446cf0c57754ad"
