@@ -1,9 +1,9 @@
 """Compare attention models with the measured fragmentation of a real model, and fit the synthetic one.
 
-    python experiments/00_attention_fit/fit.py                      compare: table.csv and a summary
-    python experiments/00_attention_fit/fit.py --search 600         fit for 600 s, starting from the defaults
-    python experiments/00_attention_fit/fit.py --search 300 --hold-out 3     fit to four captures, test on three
-    python experiments/00_attention_fit/fit.py --recorded FOLDER    each capture replayed, against its own measurements
+python experiments/00_attention_fit/fit.py                      compare: table.csv and a summary
+python experiments/00_attention_fit/fit.py --search 600         fit for 600 s, starting from the defaults
+python experiments/00_attention_fit/fit.py --search 300 --hold-out 3     fit to four captures, test on three
+python experiments/00_attention_fit/fit.py --recorded FOLDER    each capture replayed, against its own measurements
 """
 
 from __future__ import annotations
@@ -95,12 +95,14 @@ def sequence(model: AttentionModel, key: int, prompt: int, generated: int) -> tu
     total, history = prompt + generated, min(open_loop.WINDOW, prompt)
     columns = {name: np.zeros(total, np.float32) for name in model.columns}
 
+    keys = np.array([key], np.uint64)
+    position = np.arange(total, dtype=np.int32)
+    scratch = np.zeros((2, total), np.float32)
+
     def view(length: int) -> View:
-        one = np.array([length], np.int64)
-        zero = np.zeros(1, np.int64)
-        keys = np.array([key], np.uint64)
-        position = np.arange(total, dtype=np.int32)
-        return View(zero, keys, zero, one, one, np.array([prompt], np.int64), one, position, columns)
+        # Row, start, live tokens, length, prompt, budget.
+        numbers = np.array([0, 0, length, length, prompt, length], np.int64).reshape(6, 1)
+        return View(numbers, keys, position, columns, scratch)
 
     attention = np.zeros((history + generated, total), np.float32)
     accumulated = np.zeros(total, np.float32)
@@ -203,9 +205,7 @@ def side_by_side(table: pd.DataFrame) -> str:
     rows = table[(table.block_size == 16) & table.policy.isin(open_loop.ATTENDING)]
     for (policy, budget, when), cells in rows.groupby(["policy", "budget", "when"], sort=False):
         three = cells.set_index("measure")
-        pairs = " | ".join(
-            f"{three.measured_pct[m]:.0f} / {three.simulated_pct[m]:.0f}" for m in open_loop.MEASURES
-        )
+        pairs = " | ".join(f"{three.measured_pct[m]:.0f} / {three.simulated_pct[m]:.0f}" for m in open_loop.MEASURES)
         lines.append(f"| {policy} {100 * budget:.0f} | {when} | {pairs} |")
     return "\n".join(lines)
 
@@ -230,7 +230,9 @@ def main() -> None:
     parser.add_argument("--recorded", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     if not SHARED.is_dir():
-        raise SystemExit(f"error: {SHARED} is absent: the measurements that this compares with are not part of vtoken-sim")
+        raise SystemExit(
+            f"error: {SHARED} is absent: the measurements that this compares with are not part of vtoken-sim"
+        )
     if options.recorded:
         print(summary(replay(options.recorded)))
         return

@@ -6,6 +6,7 @@ made from. Budget ``k = ceil(ratio * length)``, in force from the end of the pro
 older token.
 """
 
+# ruff: noqa: ARG001 every policy takes the same arguments
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ WINDOW = 400
 
 @njit
 def measure(live: NDArray[np.uint8], length: int, out: NDArray[np.float64]) -> None:
-    """Write, for each block size, the share of blocks that are dead, partly dead, and freed by a perfect repack only."""
+    """Write, for each block size, the share of blocks dead, partly dead, and freed by nothing but a perfect repack."""
     for b in range(len(BLOCK_SIZES)):
         size = BLOCK_SIZES[b]
         blocks = (length + size - 1) // size

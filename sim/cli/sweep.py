@@ -49,7 +49,7 @@ def sweep(
     if plan:
         _print_plan(wanted.expand(), out)
         return
-    _say_again(out, _run(wanted, out, workers, limit))
+    _conclude(out, _run(wanted, out, workers, limit))
 
 
 def results(
@@ -59,11 +59,17 @@ def results(
 ) -> None:
     """Print the table of a sweep, and write it to summary.csv and summary.parquet."""
     from sim.study.store import Store
-    from sim.study.tables import markdown
+    from sim.study.tables import markdown, paired
 
     if not Store.is_store(directory):
         raise InputError(f"{directory}: expected the directory of a sweep, it has no runs in it")
-    table, aside = Store(directory).write_tables()
+    store = Store(directory)
+    table, aside = store.frame()
+    table = paired(table)
+    try:
+        store.write_tables(table)
+    except OSError as error:
+        print(f"warning: {directory}: the tables are printed, not written: {error.strerror}", file=sys.stderr)
     _warn(aside)
     if table.empty:
         raise InputError(f"{directory}: no finished run in it")
@@ -95,7 +101,7 @@ def _run(spec: SweepSpec, out: Path, workers: int | None, limit: int | None) -> 
         raise typer.Exit(130) from None
 
 
-def _say_again(out: Path, report: SweepReport) -> None:
+def _conclude(out: Path, report: SweepReport) -> None:
     """Print the table, and on standard error how the sweep went; exit with 1 if a run failed."""
     from sim.study.store import Store
     from sim.study.tables import paired

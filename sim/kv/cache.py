@@ -7,6 +7,7 @@ The paper's three calls are :meth:`KVCache.sync_new_tokens`, :meth:`KVCache.evic
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from sim.kv.blocks import BlockPool, Why, emit, free_block, list_block, release_
 from sim.kv.events import EVENT, Kind, KVEventLog
 from sim.kv.repack import RepackPlan, commit, find_window, snapshot_moves
 from sim.kv.state import H, State, Store
-from sim.kv.tokens import CellArena, _drop_block, append_tokens, evict_tokens, make_room, pack_row
+from sim.kv.tokens import CellArena, _drop_block, append_tokens, evict_tokens, make_room, pack_rows
 from sim.kv.view import View
 
 __all__ = ["KVCache"]
@@ -29,16 +30,17 @@ _RESERVE = int(Kind.RESERVE)
 @njit
 def _fill_view(s: State, rows: np.ndarray, share: float, tokens: int, out: np.ndarray, key: np.ndarray) -> None:
     """Copy what a :class:`View` needs of each row, and work out the budget."""
+    records = s.rows
     for i in range(len(rows)):
-        record = s.rows[rows[i]]
+        record = records[rows[i]]
         key[i] = record.key
-        out[0, i] = record.start
-        out[1, i] = record.live
-        out[2, i] = record.computed
-        out[3, i] = record.decode_from
+        out[0, i] = rows[i]
+        out[1, i] = record.start
+        out[2, i] = record.live
+        out[3, i] = record.computed
+        out[4, i] = record.decode_from
         # A hair less, so that 0.1 * 30 = 3.0000000000000004 keeps 3 tokens and not 4.
-        keep = int(np.ceil(share * record.length - 1e-9)) if tokens == 0 else tokens
-        out[4, i] = max(1, keep)
+        out[5, i] = max(1, int(np.ceil(share * record.computed - 1e-9)) if tokens == 0 else tokens)
 
 
 @njit
@@ -315,24 +317,35 @@ class KVCache:
 
     def pack(self, rows: NDArray[np.int64]) -> None:
         """Repack rows at once, in place and for nothing: what the ``ideal`` reclaimer does."""
-        for row in rows:
-            self.store.reserve_events(int(self.store.s.rows[row]["live"] + self.store.s.rows[row]["blocks"]) + 1)
-            pack_row(self.store.s, int(row))
+        if self.store.s.header[H.LOGGING]:
+            records = self.store.s.rows[rows]
+            self.store.reserve_events(int((records["live"] + records["blocks"]).sum()) + len(rows))
+        pack_rows(self.store.s, rows)
 
     # -- what policies see ---------------------------------------------------------------------------------------------
 
-    def view(self, rows: NDArray[np.int64], share: float = 1.0, tokens: int = 0) -> View:
-        """Return the view of these rows under a budget of a share of the length, or of ``tokens`` tokens if not 0."""
+    def view(self, rows: NDArray[np.int64], share: float = 1.0, tokens: int = 0, model: Any = None) -> View:
+        """Return the view of these rows.
+
+        Parameters
+        ----------
+        rows
+            int64[B].
+        share, tokens
+            The budget: a share of the length, or ``tokens`` tokens if not 0.
+        model
+            Attention model for the view to ask.
+        """
         s = self.store.s
-        numbers = np.empty((5, len(rows)), np.int64)
+        numbers = np.empty((6, len(rows)), np.int64)
         key = np.empty(len(rows), np.uint64)
         _fill_view(s, rows, share, tokens, numbers, key)
-        if self._seen is not s or self._scratch.shape[1] < len(s.position):
+        if self._seen is not s:
             self._seen = s
-            self._scratch = np.zeros((2, len(s.position)), np.float32)
             self._columns = {name: s.columns[k] for k, name in enumerate(self.column_names)}
-        start, n, length, prompt, keep = numbers
-        return View(rows, key, start, n, length, prompt, keep, s.position, self._columns, None, self._scratch)
+            if self._scratch.shape[1] < len(s.position):
+                self._scratch = np.zeros((2, len(s.position)), np.float32)
+        return View(numbers, key, s.position, self._columns, self._scratch, model)
 
     def evict_cells(self, rows: NDArray[np.int64], victims: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """Kill the tokens in these cells (see :func:`sim.kv.tokens.evict_tokens`)."""
@@ -392,6 +405,8 @@ class KVCache:
             and len(np.unique(destinations)) == len(destinations)
             and bool(np.all((destinations > 0) & (destinations < len(s.blocks))))
             and bool(np.all(s.blocks["ref"][destinations] == 1))
+            and bool(np.all(s.blocks["written"][destinations] == 0))
+            and bool(np.all(s.blocks["owner"][destinations] == plan.row))
             and bool(np.all(np.diff(plan.position) > 0))
             and bool(np.all(plan.to_slot == destinations[k // size] * size + k % size))
             and (plan.cancelled or int(s.rows[plan.row]["plan"]) == plan.number)

@@ -99,14 +99,14 @@ def find_window(s: State, row: int, most: int) -> tuple[int, int]:
     Notes
     -----
     Widening a run by one block never loses: it adds one block to free and at most one to fill. So for each first block
-    the longest run whose tokens fit ``most`` blocks is best, found by two pointers in O(blocks). Ends that do not
-    contribute are cut off afterwards.
+    the longest run whose tokens fit ``most`` blocks frees most, and of the runs that free as many the shortest copies
+    least. Both ends only ever move on: two passes of two pointers, O(blocks).
     """
     size = s.block_size
     record = s.rows[row]
     full = record.written // size
     room = most * size
-    best_gain, best_live, best_first, best_last = 0, 0, 0, 0
+    gain = 0
     live = 0
     last = 0
     for first in range(full):
@@ -116,26 +116,24 @@ def find_window(s: State, row: int, most: int) -> tuple[int, int]:
         while last < full and live + s.blocks[s.table[row, last]].live <= room:
             live += s.blocks[s.table[row, last]].live
             last += 1
-        gain = last - first - (live + size - 1) // size
-        if gain > best_gain or (gain == best_gain and gain > 0 and live < best_live):
-            best_gain, best_live, best_first, best_last = gain, live, first, last
+        gain = max(gain, last - first - (live + size - 1) // size)
         if last > first:
             live -= s.blocks[s.table[row, first]].live
-    # Cut ends that cost copies and free nothing.
-    first, last, live = best_first, best_last, best_live
-    while last - first > best_gain:
-        edge = s.blocks[s.table[row, last - 1]].live
-        if last - 1 - first - (live - edge + size - 1) // size < best_gain:
+    if gain == 0:
+        return 0, 0
+    best_live, best_first, best_last = room + 1, 0, 0
+    live = 0
+    last = 0
+    for first in range(full):
+        while last < full and last - first - (live + size - 1) // size < gain:
+            live += s.blocks[s.table[row, last]].live
+            last += 1
+        if last - first - (live + size - 1) // size < gain:
             break
-        live -= edge
-        last -= 1
-    while last - first > best_gain:
-        edge = s.blocks[s.table[row, first]].live
-        if last - first - 1 - (live - edge + size - 1) // size < best_gain:
-            break
-        live -= edge
-        first += 1
-    return first, last
+        if live < best_live:
+            best_live, best_first, best_last = live, first, last
+        live -= s.blocks[s.table[row, first]].live
+    return best_first, best_last
 
 
 @njit
@@ -189,7 +187,14 @@ def commit(
     kept = 0
     for d in range(len(destinations)):
         kept += alive[d] > 0
-    if last - first - kept <= 0:
+    # Sources whose last token died meanwhile would be free without the copy: they are no gain of it.
+    sources = s.table[row, first:last].copy()
+    died = np.empty(len(sources), np.bool_)
+    dead = 0
+    for i in range(len(sources)):
+        died[i] = s.blocks[sources[i]].live == 0
+        dead += died[i]
+    if len(sources) - dead <= kept:
         return 0
     for k in range(len(position)):
         if moved[k] >= 0:
@@ -202,7 +207,6 @@ def commit(
     emit(s, _COMMIT, record.ordinal, number, first)
     # The table: sources out, destinations with life in.
     tail = last == record.blocks
-    sources = s.table[row, first:last].copy()
     gone: int = last - first - kept
     at = first
     fill = size
@@ -226,13 +230,14 @@ def commit(
     record.busy_from = 0
     record.busy_to = 0
     record.plan = -1
-    for block in sources:
-        unlist_block(s, block)
-        emit(s, _FREE, record.ordinal, block, Why.REPACK)
-        free_block(s, block)
+    for i in range(len(sources)):
+        unlist_block(s, sources[i])
+        emit(s, _FREE, record.ordinal, sources[i], Why.DEATH if died[i] else Why.REPACK)
+        free_block(s, sources[i])
     for d in range(len(destinations)):
         if alive[d] == 0:
             emit(s, _FREE, record.ordinal, destinations[d], Why.CANCEL)
             free_block(s, destinations[d])
-    s.header[H.FREED_BY_REPACK] += gone
-    return gone
+    s.header[H.FREED_BY_DEATH] += dead
+    s.header[H.FREED_BY_REPACK] += gone - dead
+    return gone - dead

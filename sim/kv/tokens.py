@@ -13,7 +13,7 @@ from sim.kv.blocks import Why, emit, free_block, list_block, take_block, unlist_
 from sim.kv.events import Kind
 from sim.kv.state import H, State, Store
 
-__all__ = ["CellArena", "append_one", "append_tokens", "evict_tokens", "make_room", "pack_row", "tail_of"]
+__all__ = ["CellArena", "append_one", "append_tokens", "evict_tokens", "make_room", "pack_rows", "tail_of"]
 
 _ALLOC = int(Kind.ALLOC)
 _APPEND = int(Kind.APPEND)
@@ -223,32 +223,39 @@ def evict_tokens(s: State, rows: np.ndarray, victims: np.ndarray, counts: np.nda
 
 
 @njit
-def pack_row(s: State, row: int) -> None:
-    """Put the row's live tokens into the first ``ceil(live / block size)`` blocks of its table and free the others.
+def pack_rows(s: State, rows: np.ndarray) -> None:
+    """Put each row's live tokens into the first ``ceil(live / block size)`` blocks of its table and free the others.
 
-    Instantly and in place, which no hardware does: the bound for every real reclaimer.
+    Instantly and in place, which no hardware does: the bound for every real reclaimer. Rows without a dead slot stay as
+    they are.
     """
     size = s.block_size
-    record = s.rows[row]
-    for k in range(record.live):
-        cell = record.start + k
-        slot = s.table[row, k // size] * size + k % size
-        if s.slot[cell] != slot:
-            emit(s, _MOVE, record.ordinal, s.slot[cell], slot)
-            s.blocks[s.slot[cell] // size].live -= 1
-            s.blocks[slot // size].live += 1
-            s.slot[cell] = slot
-    keep = (record.live + size - 1) // size
-    while record.blocks > keep:
-        _drop_block(s, row, record.blocks - 1, Why.REPACK)
-        s.header[H.FREED_BY_REPACK] += 1
-    tail = record.live - (keep - 1) * size
-    if keep > 0:
-        last = s.table[row, keep - 1]
-        s.header[H.WRITTEN] += tail - s.blocks[last].written
-        s.blocks[last].written = tail
-    record.written = record.live
-    emit(s, _PACK, record.ordinal, record.live, 0)
+    header, blocks, slots, table = s.header, s.blocks, s.slot, s.table
+    logging = header[H.LOGGING]
+    for row in rows:
+        record = s.rows[row]
+        live = record.live
+        if live == record.written:
+            continue
+        mine = slots[record.start : record.start + live]
+        for index in range(record.blocks):
+            block = table[row, index]
+            first = index * size
+            count = max(0, min(size, live - first))
+            for i in range(count):
+                if logging and mine[first + i] != block * size + i:
+                    emit(s, _MOVE, record.ordinal, mine[first + i], block * size + i)
+                mine[first + i] = block * size + i
+            header[H.WRITTEN] += count - blocks[block].written
+            blocks[block].live = count
+            blocks[block].written = count
+        keep = (live + size - 1) // size
+        while record.blocks > keep:
+            _drop_block(s, row, record.blocks - 1, Why.REPACK)
+            header[H.FREED_BY_REPACK] += 1
+        record.written = live
+        if logging:
+            emit(s, _PACK, record.ordinal, live, 0)
 
 
 @njit

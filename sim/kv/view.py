@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,38 +12,71 @@ from sim.jit import njit
 __all__ = ["View"]
 
 
-@dataclass(slots=True)
 class View:
     """Some requests (B of them) and the per-token columns of all (A cells).
 
     The live tokens of request ``i`` are the cells ``start[i] : start[i] + n[i]``, in logical order, without dead ones
     in between. Arrays are the table's own: change columns through :meth:`set` and :meth:`add`, which leave other
     requests alone, and nothing else.
+
+    Attributes
+    ----------
+    row
+        int64[B], row of the token table.
+    key
+        uint64[B], where the request's random draws come from.
+    start
+        int64[B], first cell.
+    n
+        int64[B], live tokens.
+    length
+        int64[B], logical length; the newest query and token are at position ``length - 1``.
+    prompt
+        int64[B], length when decode began.
+    keep
+        int64[B], live tokens that the budget allows.
+    position
+        int32[A], logical position of each cell's token.
+    columns
+        float32[A] each, by name: the state that policy and attention model keep a token; it follows its token.
+    scratch
+        float32[2, A]: where :meth:`attention` (0) and everything else (1) puts its answers.
     """
 
-    row: NDArray[np.int64]
-    """[B] row of the token table."""
-    key: NDArray[np.uint64]
-    """[B] where the request's random draws come from."""
-    start: NDArray[np.int64]
-    """[B] first cell."""
-    n: NDArray[np.int64]
-    """[B] live tokens."""
-    length: NDArray[np.int64]
-    """[B] logical length; the newest query and token are at position ``length - 1``."""
-    prompt: NDArray[np.int64]
-    """[B] length when decode began."""
-    keep: NDArray[np.int64]
-    """[B] live tokens that the budget allows."""
-    position: NDArray[np.int32]
-    """[A] logical position of each cell's token."""
-    columns: dict[str, NDArray[np.float32]]
-    """[A] each: the state that policy and attention model keep a token; it follows its token."""
-    model: Any = None
-    """The attention model, for :meth:`attention`, :meth:`accumulated` and :meth:`query`."""
-    scratch: Any = None
-    """float32[2, A]: where those put their answers."""
-    _attended: bool = False
+    __slots__ = (
+        "_attended",
+        "_model",
+        "_numbers",
+        "columns",
+        "keep",
+        "key",
+        "length",
+        "n",
+        "position",
+        "prompt",
+        "row",
+        "scratch",
+        "start",
+    )
+
+    def __init__(
+        self,
+        numbers: NDArray[np.int64],
+        key: NDArray[np.uint64],
+        position: NDArray[np.int32],
+        columns: dict[str, NDArray[np.float32]],
+        scratch: NDArray[np.float32],
+        model: Any = None,
+        attended: bool = False,
+    ) -> None:
+        self._numbers = numbers
+        self.row, self.start, self.n, self.length, self.prompt, self.keep = numbers
+        self.key = key
+        self.position = position
+        self.columns = columns
+        self.scratch = scratch
+        self._model = model
+        self._attended = attended
 
     def __len__(self) -> int:
         return len(self.row)
@@ -61,38 +93,26 @@ class View:
         """Return float32[A]: attention of each request's newest query over its live tokens, summing to 1 a request."""
         out: NDArray[np.float32] = self.scratch[0]
         if not self._attended:
-            self.model.attend(self, out)
+            self._model.attend(self, out)
             self._attended = True
         return out
 
     def accumulated(self) -> NDArray[np.float32]:
         """Return float32[A]: attention each token got from all queries of its prompt, summing to ``length``."""
         out: NDArray[np.float32] = self.scratch[1]
-        self.model.accumulated(self, out)
+        self._model.accumulated(self, out)
         return out
 
     def query(self, back: int) -> NDArray[np.float32]:
         """Return float32[A]: attention of the prompt's query at position ``length - 1 - back``."""
         out: NDArray[np.float32] = self.scratch[1]
-        self.model.query(self, back, out)
+        self._model.query(self, back, out)
         return out
 
     def subset(self, where: NDArray[np.bool_] | NDArray[np.int64]) -> View:
         """Return the view of some of these requests."""
-        return View(
-            self.row[where],
-            self.key[where],
-            self.start[where],
-            self.n[where],
-            self.length[where],
-            self.prompt[where],
-            self.keep[where],
-            self.position,
-            self.columns,
-            self.model,
-            self.scratch,
-            self._attended,
-        )
+        numbers, key = self._numbers[:, where], self.key[where]
+        return View(numbers, key, self.position, self.columns, self.scratch, self._model, self._attended)
 
 
 @njit

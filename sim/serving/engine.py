@@ -25,6 +25,7 @@ from sim.kv.policies.base import EvictionPolicy
 from sim.kv.reclaim.base import Pressure, Reclaimer
 from sim.kv.repack import RepackPlan
 from sim.kv.state import H, State
+from sim.kv.view import View
 from sim.rng import request_key
 from sim.serving.copy import CopyCost
 from sim.serving.cost import StepCost
@@ -484,26 +485,26 @@ class Engine:
         """Let the policy look and choose, and kill what it chose."""
         cache, policy, budget = self.cache, self._policy, self._budget
         if len(ended):
-            view = cache.view(ended, budget.share, budget.tokens)
-            view.model = self._attention
+            view = cache.view(ended, budget.share, budget.tokens, self._attention)
             if self._attention is not None:
                 self._attention.begin(view)
             policy.begin(view)
             self._evict_excess(view)
             cache.trim_cells(ended)
         if len(decoded):
-            view = cache.view(decoded, budget.share, budget.tokens)
-            view.model = self._attention
+            view = cache.view(decoded, budget.share, budget.tokens, self._attention)
             if self._observes:
                 policy.observe(view)
             self._evict_excess(view)
 
-    def _evict_excess(self, view: Any) -> None:
+    def _evict_excess(self, view: View) -> None:
         excess = view.n - view.keep
-        over = np.flatnonzero(excess > 0)
-        if len(over):
-            view = view if len(over) == len(view) else view.subset(over)
-            victims, counts = self._policy.select(view, excess[over])
+        over = excess > 0
+        count = int(np.count_nonzero(over))
+        if count:
+            if count < len(view):
+                view, excess = view.subset(over), excess[over]
+            victims, counts = self._policy.select(view, excess)
             self.cache.evict_cells(view.row, victims, counts)
 
     # -- copies --------------------------------------------------------------------------------------------------------

@@ -207,14 +207,14 @@ class Scheduler:
             if not missing:
                 return
             row = int(self.running[at])
-            if missing == _NEEDS_CELLS:
-                self.cache.grow_cells(row, self.limits.max_num_batched_tokens)
-                continue
             tokens = min(
                 int(s.rows[row]["length"] - s.rows[row]["computed"]),
                 int(self.work[W.TOKENS_LEFT]),
                 self.limits.long_prefill_token_threshold or self.limits.max_num_batched_tokens,
             )
+            if missing == _NEEDS_CELLS:
+                self.cache.grow_cells(row, tokens)
+                continue
             short = self.cache.blocks_needed(row, tokens) - self.cache.pool.available_blocks
             self.wanted_blocks = max(self.wanted_blocks, short)
             if short <= self._on_their_way():

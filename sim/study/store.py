@@ -208,17 +208,12 @@ class Store:
         table = table.sort_values([*order[:-2], *rest, *order[-2:]], kind="stable", ignore_index=True)
         return table.drop(columns=["config_json", "summary_json", "versions_json"]), aside
 
-    def write_tables(self) -> tuple[pd.DataFrame, list[Aside]]:
-        """Write ``summary.csv`` and ``summary.parquet``, the tidy table of all runs with the paired columns."""
-        from sim.study.tables import paired
-
-        table, aside = self.frame()
-        table = paired(table)
+    def write_tables(self, table: pd.DataFrame) -> None:
+        """Write a table of all runs as ``summary.csv`` and ``summary.parquet``."""
         binary = io.BytesIO()
         table.to_parquet(binary, index=False)
         write_atomically(self.root / "summary.csv", table.to_csv(index=False))
         write_atomically(self.root / "summary.parquet", binary.getvalue())
-        return table, aside
 
 
 def flat_summary(summary: dict[str, Any]) -> dict[str, Any]:

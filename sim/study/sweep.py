@@ -27,6 +27,7 @@ from sim.study.progress import Progress
 from sim.study.result import RunResult
 from sim.study.spec import Plan, Run, SweepSpec
 from sim.study.store import Aside, Store
+from sim.study.tables import paired
 from sim.study.versions import package_version
 
 __all__ = ["Outcome", "RunFunction", "SweepReport", "default_workers", "sweep"]
@@ -144,7 +145,8 @@ def sweep(
                     progress.message(f"failed: run {outcome.config_hash}: {outcome.error}")
                 progress.update(len(outcomes))
         progress.clear()
-        store.write_tables()
+        store.clean()  # of workers that died
+        store.write_tables(paired(store.frame()[0]))
     done_before = len(plan.runs) - len(todo)
     return SweepReport(plan, done_before, tuple(outcomes), len(todo) - len(now), tuple(aside), cleaned)
 
@@ -172,17 +174,15 @@ def _outcomes(
         return
     suspects: list[Run] = []
     yield from _pooled(runs, store, run, workers, progress, suspects)
-    for each in suspects:
-        if store.path(each.config_hash).exists():  # it was finished, its neighbour was not
-            yield Outcome(each.config_hash, 0.0)
-            continue
-        # Alone in a pool, a run whose process dies again is the one to blame.
-        again: list[Run] = []
-        yield from _pooled([each], store, run, 1, progress, again)
-        if again:
-            error = "its process died twice (killed, out of memory, or a crash in native code)"
-            store.put_failure(each.config_hash, each.config, error)
-            yield Outcome(each.config_hash, 0.0, error)
+    unfinished = [each for each in suspects if not store.path(each.config_hash).exists()]
+    yield from (Outcome(each.config_hash, 0.0) for each in suspects if each not in unfinished)
+    # One at a time, so that a run whose process dies again is the one to blame.
+    culprits: list[Run] = []
+    yield from _pooled(unfinished, store, run, 1, progress, culprits, queued=0)
+    for each in culprits:
+        error = "its process died twice (killed, out of memory, or a crash in native code)"
+        store.put_failure(each.config_hash, each.config, error)
+        yield Outcome(each.config_hash, 0.0, error)
 
 
 def _pooled(
@@ -192,16 +192,21 @@ def _pooled(
     workers: int,
     progress: Progress,
     suspects: list[Run],
+    *,
+    queued: int = 1,
 ) -> Generator[Outcome]:
-    """Yield how each run ended; those in flight when a worker died are added to ``suspects`` instead."""
+    """Yield how each run ended; those in flight when a worker died are added to ``suspects`` instead.
+
+    Runs in flight are one for each worker and ``queued`` more for each: enough to keep workers busy, and few enough to
+    keep the driver's memory flat.
+    """
     waiting = deque(runs)
     flying: dict[Future[Outcome], Run] = {}
     while waiting:
         with _pool(workers) as pool:
             try:
                 while waiting or flying:
-                    # A short queue keeps workers busy and the driver's memory flat.
-                    while waiting and len(flying) < 2 * workers:
+                    while waiting and len(flying) < (1 + queued) * workers:
                         future = pool.submit(_execute, waiting[0], store.root, run)
                         flying[future] = waiting.popleft()
                     ended, _ = wait(flying, timeout=TICK_S, return_when=FIRST_COMPLETED)
@@ -211,7 +216,7 @@ def _pooled(
                         yield outcome
                     progress.update()
             except BrokenProcessPool:
-                progress.message(f"a worker process died; the {len(flying)} runs in flight are tried once more")
+                progress.message(f"a worker process died with {len(flying)} runs in flight")
                 suspects.extend(flying.values())
                 flying.clear()
 

@@ -1,12 +1,12 @@
-"""The command line: what goes to which stream, exit codes, files, start-up time, and the help's agreement with the code."""
+"""The command line: what goes to which stream, exit codes, files, start-up time, and whether the help is right."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 import typing
 from pathlib import Path
 
@@ -23,11 +23,40 @@ from tests.support import made_up
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--trace", "poisson:rate=20,n=12,prompt=64,output=20", "--kv-blocks", "200"]
-PROMISED = """requests finished refused steps makespan_s output_tokens_per_s requests_per_s peak_running mean_running
-    preemptions recomputed_tokens retained_blocks_mean retained_blocks_peak_mean over_retention_mean fragmentation_mean
-    dead_fraction_mean tail_slack_mean used_blocks_mean used_blocks_peak blocks_freed_by_death blocks_freed_by_repack
-    tokens_evicted tokens_moved repacks_committed repacks_cancelled copy_time_s ttft_s tpot_s e2e_s config_hash wall_s
-    load_state""".split()
+PROMISED = [
+    "requests",
+    "finished",
+    "refused",
+    "steps",
+    "makespan_s",
+    "output_tokens_per_s",
+    "requests_per_s",
+    "peak_running",
+    "mean_running",
+    "preemptions",
+    "recomputed_tokens",
+    "retained_blocks_mean",
+    "retained_blocks_peak_mean",
+    "over_retention_mean",
+    "fragmentation_mean",
+    "dead_fraction_mean",
+    "tail_slack_mean",
+    "used_blocks_mean",
+    "used_blocks_peak",
+    "blocks_freed_by_death",
+    "blocks_freed_by_repack",
+    "tokens_evicted",
+    "tokens_moved",
+    "repacks_committed",
+    "repacks_cancelled",
+    "copy_time_s",
+    "ttft_s",
+    "tpot_s",
+    "e2e_s",
+    "config_hash",
+    "wall_s",
+    "load_state",
+]
 
 
 def vtoken(*arguments: str, **more: typing.Any) -> subprocess.CompletedProcess[str]:
@@ -60,7 +89,18 @@ def test_run_prints_a_table_and_writes_its_directory(tmp_path: Path, capsys: pyt
 def test_events_and_dumps_are_written_where_they_belong(tmp_path: Path) -> None:
     out, steps, tables = tmp_path / "run", tmp_path / "steps.csv", tmp_path / "tables.csv"
     code = cli.main(
-        ["run", *TINY, "--out", str(out), "--events", "--dump-steps", str(steps), "--dump-tables", str(tables), "--json"]
+        [
+            "run",
+            *TINY,
+            "--out",
+            str(out),
+            "--events",
+            "--dump-steps",
+            str(steps),
+            "--dump-tables",
+            str(tables),
+            "--json",
+        ]
     )
     assert code == 0
     assert (out / "events.parquet").stat().st_size > 0
@@ -274,16 +314,22 @@ def test_help_needs_nothing_heavy_and_no_time() -> None:
         f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     )
     for arguments in (["--help"], ["run", "--help"], ["sweep", "--help"]):
-        done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        )
         assert done.stderr.strip() == "[]"
 
 
 @pytest.mark.bench
 def test_help_takes_less_than_two_fifths_of_a_second() -> None:
+    def used_s() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
     for arguments in (["--help"], ["run", "--help"]):
         took_s = []
         for _ in range(5):
-            start_s = time.perf_counter()
+            start_s = used_s()
             assert vtoken(*arguments).returncode == 0
-            took_s.append(time.perf_counter() - start_s)
+            took_s.append(used_s() - start_s)  # of the processor: the machine may be busy with other tests
         assert min(took_s) < 0.4

@@ -24,9 +24,7 @@ TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
     caching=st.booleans(),
     blocks=st.none() | st.integers(1, 10**9),
 )
-def test_toml_and_json_round_trip(
-    trace: str, budget: float, seed: int, caching: bool, blocks: int | None
-) -> None:
+def test_toml_and_json_round_trip(trace: str, budget: float, seed: int, caching: bool, blocks: int | None) -> None:
     config = SimConfig(
         trace=trace,
         policy="full" if caching else "h2o",
@@ -85,7 +83,7 @@ def test_overlay_lets_a_flag_replace_the_rival_field_of_a_file() -> None:
     ],
 )
 def test_what_cannot_be_used_is_one_clear_line(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match="^[^\n]+$") as caught:
+    with pytest.raises(InputError, match=r"^[^\n]+$") as caught:
         SimConfig(**fields)
     assert message in str(caught.value)
 

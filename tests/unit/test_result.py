@@ -58,7 +58,9 @@ def test_frames_have_a_row_an_entry(result: RunResult) -> None:
 
 
 def test_json_has_no_nan_and_no_numpy() -> None:
-    assert to_json({"a": float("nan"), "b": [np.int64(3)], "c": np.float64("inf")}) == '{"a": null, "b": [3], "c": null}'
+    assert (
+        to_json({"a": float("nan"), "b": [np.int64(3)], "c": np.float64("inf")}) == '{"a": null, "b": [3], "c": null}'
+    )
 
 
 def test_nothing_is_left_when_writing_fails(tmp_path: Path, result: RunResult) -> None:
@@ -72,7 +74,7 @@ def test_a_previous_run_is_replaced_as_a_whole_or_kept(tmp_path: Path, result: R
     result.save(tmp_path / "run")
     (tmp_path / "run" / "plots").mkdir()
     before = {path.name for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(RuntimeError), complete_directory(tmp_path / "run"):  # noqa: PT012
+    with pytest.raises(RuntimeError), complete_directory(tmp_path / "run"):
         raise RuntimeError
     assert {path.name for path in (tmp_path / "run").iterdir()} == before
     result.save(tmp_path / "run")
@@ -116,7 +118,7 @@ def test_a_flipped_byte_is_found(tmp_path: Path, result: RunResult) -> None:
     data = bytearray(path.read_bytes())
     data[200] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(InputError, match="requests.parquet"):
+    with pytest.raises(InputError, match=r"requests\.parquet"):
         RunResult.load(tmp_path / "run")
 
 

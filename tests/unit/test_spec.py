@@ -17,7 +17,10 @@ def rows(spec: SweepSpec) -> list[tuple[str, str, str, int]]:
 def test_grid_is_expanded_in_its_written_order_with_seeds_innermost() -> None:
     spec = SweepSpec(grid={"reclaimer": ["vtoken", "naive"], "budget": [0.5, 0.3]}, seeds=[1, 0])
     assert rows(spec) == [
-        ("h2o", keeps, reclaimer, seed) for reclaimer in ("vtoken", "naive") for keeps in ("0.5", "0.3") for seed in (1, 0)
+        ("h2o", keeps, reclaimer, seed)
+        for reclaimer in ("vtoken", "naive")
+        for keeps in ("0.5", "0.3")
+        for seed in (1, 0)
     ]
 
 

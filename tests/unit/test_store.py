@@ -74,7 +74,12 @@ def test_table_is_ordered_by_configuration_not_by_file(store: Store) -> None:
             put(store, policy=policy, seed=seed)
     table, aside = store.frame()
     assert not aside
-    assert list(zip(table["policy"], table["seed"], strict=True)) == [("h2o", 0), ("h2o", 1), ("random", 0), ("random", 1)]
+    assert list(zip(table["policy"], table["seed"], strict=True)) == [
+        ("h2o", 0),
+        ("h2o", 1),
+        ("random", 0),
+        ("random", 1),
+    ]
 
 
 def test_equal_runs_give_equal_bytes_whatever_they_took(store: Store) -> None:

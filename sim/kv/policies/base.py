@@ -80,9 +80,7 @@ class ScorePolicy(EvictionPolicy):
     def select(self, view: View, excess: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Take the ``excess`` lowest scores outside what is protected."""
         oldest, newest = self.protect(view)
-        newest = np.clip(newest, 1, view.keep)
-        oldest = np.clip(oldest, 0, view.keep - newest)
-        return lowest(self.score(view), view.start, view.n, oldest, newest, excess), excess
+        return lowest(self.score(view), view.start, view.n, view.keep, oldest, newest, excess), excess
 
 
 @njit
@@ -90,13 +88,15 @@ def lowest(
     score: np.ndarray,
     start: np.ndarray,
     n: np.ndarray,
+    keep: np.ndarray,
     oldest: np.ndarray,
     newest: np.ndarray,
     excess: np.ndarray,
 ) -> np.ndarray:
     """Find each request's ``excess`` cells of lowest score, leaving out its ``oldest`` first and ``newest`` last ones.
 
-    Scores are float32 and not NaN.
+    Scores are float32 and not NaN. Of a request that keeps ``keep`` tokens at most that many are left out, the newest
+    before the oldest, and the newest one always.
 
     Returns
     -------
@@ -107,7 +107,8 @@ def lowest(
     bits = score.view(np.int32)
     at = 0
     for b in range(len(start)):
-        first, last = start[b] + oldest[b], start[b] + n[b] - newest[b]
+        spared = max(1, min(newest[b], keep[b]))
+        first, last = start[b] + max(0, min(oldest[b], keep[b] - spared)), start[b] + n[b] - spared
         mine = bits[first:last]
         if excess[b] == 1:
             victims[at] = first + _argmin(mine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -55,12 +56,13 @@ class Scissorhands(ScorePolicy):
     @property
     def columns(self) -> tuple[str, ...]:  # type: ignore[override]
         """The vote count, and the votes themselves: one bit a query in a ring of 32-bit words."""
-        return ("votes", *(f"votes_{word}" for word in range(-(-self.history // 32))))
+        return _columns(self.history)
 
     def begin(self, view: View) -> None:
         """Let the last queries of the prompt vote, oldest first."""
-        for back in range(min(self.history, int(view.length.max(initial=0))) - 1, -1, -1):
-            asked = view.subset(view.length > back)
+        shortest = int(view.length.min())
+        for back in range(min(self.history, int(view.length.max())) - 1, -1, -1):
+            asked = view if back < shortest else view.subset(view.length > back)
             self._vote(asked, asked.query(back), back)
 
     def observe(self, view: View) -> None:
@@ -77,14 +79,20 @@ class Scissorhands(ScorePolicy):
 
     def select(self, view: View, excess: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Take the least voted, ``drop`` at a time."""
-        newest = np.clip(self.recent, 1, view.keep)
-        counts = np.maximum(excess, np.minimum(self.drop, view.n - newest))
-        return lowest(self.score(view), view.start, view.n, np.zeros_like(newest), newest, counts), counts
+        newest = np.maximum(1, np.minimum(self.recent, view.keep))
+        counts = np.maximum(excess, np.minimum(self.drop, view.n - newest)) if self.drop > 1 else excess
+        none = np.zeros_like(newest)
+        return lowest(self.score(view), view.start, view.n, view.keep, none, newest, counts), counts
 
     def _vote(self, view: View, attention: NDArray[np.float32], back: int) -> None:
         words = tuple(view.columns[name].view(np.uint32) for name in self.columns[1:])
         votes = view.columns["votes"]
         _vote(attention, view.start, view.n, view.length, back, self.history, self.threshold, votes, words)
+
+
+@lru_cache
+def _columns(history: int) -> tuple[str, ...]:
+    return ("votes", *(f"votes_{word}" for word in range(-(-history // 32))))
 
 
 @njit
@@ -101,41 +109,42 @@ def _vote(
 ) -> None:
     """Replace, in each request's ring, the vote of the query ``history`` ago by that of the query at -1 - back."""
     for b in range(len(start)):
-        first, last = start[b], start[b] + n[b]
-        mine = attention[first : last - back]
-        if len(mine) == 0:
+        first, last = start[b], start[b] + n[b] - back
+        if last <= first:
             continue
+        mine, count = attention[first:last], votes[first:last]
         bound = _quantile(mine, int(threshold * (len(mine) - 1))) if threshold > 0 else np.float32(1.0 / len(mine))
         bit = (length[b] - 1 - back) % history
         shift = np.uint32(bit % 32)
         for w in range(len(words)):
             if w == bit // 32:
-                word = words[w]
-                for cell in range(first, last):
-                    old = np.uint32((word[cell] >> shift) & np.uint32(1))
-                    new = np.uint32(attention[cell] > bound) if cell < last - back else np.uint32(0)
-                    word[cell] = np.uint32(word[cell] ^ np.uint32((old ^ new) << shift))
-                    votes[cell] += np.float32(new) - np.float32(old)
+                # Tokens behind the query did not exist when it was asked: their bit is still 0.
+                ring = words[w][first:last]
+                for i in range(len(mine)):
+                    old = np.uint32((ring[i] >> shift) & np.uint32(1))
+                    new = np.uint32(mine[i] > bound)
+                    ring[i] = np.uint32(ring[i] ^ np.uint32(np.uint32(old ^ new) << shift))
+                    count[i] += np.float32(np.int32(new) - np.int32(old))
 
 
 @njit
 def _quantile(values: np.ndarray, rank: int) -> Any:
-    """Return the ``rank``-th smallest (from 0) of non-negative float32 values: radix select on their bits."""
+    """Return the ``rank``-th smallest (from 0) of non-negative float32 values.
+
+    Such floats sort as their bits do: a histogram of the upper bits finds the few that can be it.
+    """
     bits = values.view(np.uint32)
-    prefix = np.uint32(0)
-    known = np.uint32(0)
-    left = rank
-    for low in (20, 8, 0):
-        width = 12 if low else 8
-        counts = np.zeros(1 << width, np.int64)
-        mask = np.uint32((1 << width) - 1)
-        for value in bits:
-            if (value & known) == prefix:
-                counts[(value >> np.uint32(low)) & mask] += 1
-        digit = 0
-        while left >= counts[digit]:
-            left -= counts[digit]
-            digit += 1
-        prefix = np.uint32(prefix | np.uint32(np.uint32(digit) << np.uint32(low)))
-        known = np.uint32(known | np.uint32(mask << np.uint32(low)))
-    return np.array([prefix], np.uint32).view(np.float32)[0]
+    counts = np.zeros(2048, np.int32)
+    for i in range(len(bits)):
+        counts[bits[i] >> np.uint32(20)] += 1
+    digit = 0
+    while rank >= counts[digit]:
+        rank -= counts[digit]
+        digit += 1
+    close = np.empty(counts[digit], np.float32)
+    found = 0
+    for i in range(len(bits)):
+        if bits[i] >> np.uint32(20) == np.uint32(digit):
+            close[found] = values[i]
+            found += 1
+    return np.partition(close, rank)[rank]

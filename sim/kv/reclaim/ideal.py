@@ -21,6 +21,5 @@ class Ideal(Reclaimer):
 
     def after_step(self, cache: KVCache, rows: NDArray[np.int64], pressure: Pressure, busy: bool) -> list[RepackPlan]:
         """Pack the requests that have dead slots."""
-        records = cache.store.s.rows
-        cache.pack(rows[records["live"][rows] < records["written"][rows]])
+        cache.pack(rows)
         return []

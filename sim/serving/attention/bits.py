@@ -1,9 +1,11 @@
-"""32-bit arithmetic for kernels: what numba needs to be told so that a loop of it runs eight or sixteen tokens at a time.
+"""32-bit arithmetic for kernels: what numba must be told for a loop to run eight or sixteen tokens at a time.
 
 numba widens every integer to 64 bits, and a hash computed that way costs twice the registers and a multiplication that
 most vector units lack. The functions here stay at 32 bits. Each is plain Python (which is what runs under
 ``NUMBA_DISABLE_JIT=1``) and, inside a kernel, one machine instruction.
 """
+
+# ruff: noqa: ARG005 numba looks at the parameters of what it is given, not at what becomes of them
 
 from __future__ import annotations
 
@@ -22,26 +24,32 @@ __all__ = ["add", "band", "bits_of", "mix", "mul", "row_sum", "shr", "signed", "
 
 _MASK = 0xFFFFFFFF
 _LANES = 16
+_INT, _FLOAT = ir.IntType(32), ir.FloatType()
+
+
+def _compiled_to(
+    emit: Callable[..., Any], result: Any, *operands: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Have a function of one or two numbers compiled to what ``emit(builder, *values)`` builds."""
+
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return emit(builder, *arguments)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if len(operands) == 1:
+            one: Any = intrinsic(lambda _typing, a: (result(*operands), build))
+            overload(function, strict=False)(lambda a: lambda a: one(a))
+        else:
+            two: Any = intrinsic(lambda _typing, a, b: (result(*operands), build))
+            overload(function, strict=False)(lambda a, b: lambda a, b: two(a, b))
+        return function
+
+    return decorate
 
 
 def _two(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Have ``function(uint32, uint32)`` compiled to the LLVM instruction ``name``."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @intrinsic
-        def instruction(_typing: Any, a: Any, b: Any) -> Any:
-            def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-                return getattr(builder, name)(*arguments)
-
-            return types.uint32(types.uint32, types.uint32), build
-
-        @overload(function, inline="always", strict=False)
-        def compiled(a: Any, b: Any) -> Any:
-            return lambda a, b: instruction(a, b)
-
-        return function
-
-    return decorate
+    return _compiled_to(lambda builder, a, b: getattr(builder, name)(a, b), types.uint32, types.uint32, types.uint32)
 
 
 @_two("add")
@@ -80,66 +88,31 @@ def shr(a: np.uint32, b: np.uint32) -> np.uint32:
     return np.uint32(int(a) >> int(b))
 
 
+@_compiled_to(lambda builder, a: builder.sitofp(a, _FLOAT), types.float32, types.uint32)
 def signed(a: np.uint32) -> np.float32:
     """Return ``a``, read as a signed integer, as float32."""
     return np.float32(np.uint32(a).view(np.int32))
 
 
+@_compiled_to(lambda builder, a: builder.bitcast(a, _INT), types.uint32, types.float32)
 def bits_of(a: np.float32) -> np.uint32:
     """Return the bit pattern of a float32."""
     return np.float32(a).view(np.uint32)
 
 
+@_compiled_to(lambda builder, a: builder.bitcast(builder.fptosi(a, _INT), _FLOAT), types.float32, types.float32)
 def truncated_float(a: np.float32) -> np.float32:
     """Return the float32 whose bit pattern is the integer part of ``a``."""
     return np.int32(a).view(np.float32)
 
 
-@intrinsic
-def _signed(_typing: Any, a: Any) -> Any:
-    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.sitofp(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), build
-
-
-@intrinsic
-def _bits_of(_typing: Any, a: Any) -> Any:
-    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), build
-
-
-@intrinsic
-def _truncated_float(_typing: Any, a: Any) -> Any:
-    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(builder.fptosi(arguments[0], ir.IntType(32)), ir.FloatType())
-
-    return types.float32(types.float32), build
-
-
-@overload(signed, inline="always", strict=False)
-def _signed_compiled(a: Any) -> Any:
-    return lambda a: _signed(a)
-
-
-@overload(bits_of, inline="always", strict=False)
-def _bits_of_compiled(a: Any) -> Any:
-    return lambda a: _bits_of(a)
-
-
-@overload(truncated_float, inline="always", strict=False)
-def _truncated_float_compiled(a: Any) -> Any:
-    return lambda a: _truncated_float(a)
-
-
-@njit(inline="always")
+@njit
 def mix(x: np.uint32) -> np.uint32:
     """Scramble 32 bits: every bit of the answer depends on every bit of ``x`` (xor, shift, multiply, twice)."""
     x = mul(xor(x, shr(x, np.uint32(16))), np.uint32(0x21F0AAAD))
     x = mul(xor(x, shr(x, np.uint32(15))), np.uint32(0x735A2D97))
-    return xor(x, shr(x, np.uint32(15)))
+    mixed: np.uint32 = xor(x, shr(x, np.uint32(15)))
+    return mixed
 
 
 def row_sum(row: NDArray[np.float32]) -> np.float32:
@@ -162,12 +135,11 @@ def row_sum(row: NDArray[np.float32]) -> np.float32:
     return np.float32(total)
 
 
-@intrinsic
-def _sum_of_chunks(_typing: Any, row: Any, chunks: Any) -> Any:
+def _emit_sum_of_chunks(_typing: Any, row: Any, chunks: Any) -> Any:
     """Sum of the first ``16 * chunks`` elements, as :func:`row_sum` defines it."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = ir.VectorType(ir.FloatType(), _LANES)
+        vector = ir.VectorType(_FLOAT, _LANES)
         zero = ir.Constant(vector, [0.0] * _LANES)
         data, count = context.make_array(signature.args[0])(context, builder, arguments[0]).data, arguments[1]
         data = builder.bitcast(data, vector.as_pointer())
@@ -190,24 +162,26 @@ def _sum_of_chunks(_typing: Any, row: Any, chunks: Any) -> Any:
         width = _LANES
         while width > 1:
             width //= 2
-            which = ir.VectorType(ir.IntType(32), width)
+            which = ir.VectorType(_INT, width)
             low = ir.Constant(which, list(range(width)))
             high = ir.Constant(which, list(range(width, 2 * width)))
             folded = builder.fadd(
                 builder.shuffle_vector(folded, folded, low), builder.shuffle_vector(folded, folded, high)
             )
-        return builder.extract_element(folded, ir.Constant(ir.IntType(32), 0))
+        return builder.extract_element(folded, ir.Constant(_INT, 0))
 
-    return types.float32(row, types.intp), build
+    return types.float32(row, chunks), build
 
 
-@overload(row_sum, strict=False)
-def _row_sum_compiled(row: Any) -> Any:
-    def compiled(row: NDArray[np.float32]) -> np.float32:
-        chunks = len(row) // _LANES
-        total = _sum_of_chunks(row, chunks)
-        for i in range(chunks * _LANES, len(row)):
-            total += row[i]
-        return total
+_sum_of_chunks: Any = intrinsic(_emit_sum_of_chunks)
 
-    return compiled
+
+def _row_sum(row: NDArray[np.float32]) -> np.float32:
+    chunks = len(row) // _LANES
+    total: np.float32 = _sum_of_chunks(row, chunks)
+    for i in range(chunks * _LANES, len(row)):
+        total += row[i]
+    return total
+
+
+overload(row_sum, strict=False)(lambda row: _row_sum)

@@ -59,7 +59,8 @@ class Capture:
             If it is missing, is not an npz, is damaged, or an array is missing or has the wrong shape, type or values.
         """
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as file:
+                archive = np.load(file, allow_pickle=False)
                 if not isinstance(archive, np.lib.npyio.NpzFile):
                     raise InputError(f"{path}: expected an npz archive of attention, got a single array")
                 wanted = {"P", "G", "attn_u8", "prefill_score_global"}
@@ -230,7 +231,7 @@ def _choice(key: np.uint64, captures: int) -> int:
     return int(np.int64(mixed) % captures)
 
 
-@njit(inline="always")
+@njit
 def _mirrored(step: int, low: int, high: int) -> int:
     """Return ``step`` up to ``high``; beyond, the values between ``low`` and ``high``, back and forth."""
     if step <= high or high == low:
@@ -239,7 +240,7 @@ def _mirrored(step: int, low: int, high: int) -> int:
     return high - phase if phase <= high - low else low + phase - (high - low)
 
 
-@njit(inline="always")
+@njit
 def _in_prompt(position: int, prompt: int, recorded: int) -> int:
     """Return which of the capture's prompt tokens stands for this one."""
     if position == 0 or recorded == 1:
@@ -247,12 +248,13 @@ def _in_prompt(position: int, prompt: int, recorded: int) -> int:
     return 1 + (position - 1) * (recorded - 1) // max(prompt - 1, 1)
 
 
-@njit(inline="always")
+@njit
 def _normalise(row: NDArray[np.float32], total: np.float32) -> None:
     """Scale ``row`` to sum to ``total``; spread it evenly where all that the query looked at is gone."""
     found = row_sum(row)
     if found > 0:
-        row *= total / found
+        scale = total / found
+        row *= scale
     else:
         row[:] = total / np.float32(len(row))
 

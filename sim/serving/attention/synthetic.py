@@ -1,15 +1,21 @@
-"""Synthetic attention: a handful of measured regularities of a real model, hashed from (request, position, query)."""
+"""Synthetic attention: a handful of measured regularities of a real model, hashed from (request, position, query).
+
+Nothing here is drawn in sequence and nothing is remembered but one number a token, so a request sees the same attention
+whatever runs beside it, after a preemption too. Arithmetic is float32 and uint32 with the order of additions fixed: the
+same bits on any machine.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.errors import InputError
 from sim.jit import njit
 from sim.kv.view import View
 from sim.serving.attention.base import attention_models
@@ -19,176 +25,360 @@ __all__ = ["Synthetic"]
 
 _WEIGHT = "attention_weight"
 _LOG2_E = 1.0 / math.log(2.0)
-_ULPS = np.float32(2.0**23)
-_BIAS = np.float32(127 * 2.0**23)
-_BYTES_MEAN = 510.0
+_OCTAVE = 2.0**23
+"""A factor of two, as a step in the bit pattern of a float32: kernels add up logarithms in this unit."""
+_ONE = np.float32(127 * _OCTAVE)
+"""The bit pattern of 1.0, as a number."""
+_BYTES_MEAN = 4 * 255 / 2
 _BYTES_STD = math.sqrt(4 * (256**2 - 1) / 12)
+_REACH = 4 * 255 / 2 / _BYTES_STD
+"""How many standard deviations a sum of four bytes can be from its mean."""
+
+# What each draw is for: two draws for the same token and query must not be the same number.
+_FOR_WEIGHT, _FOR_SCORE, _FOR_SCORE_REGION = np.uint32(0x243F6A88), np.uint32(0x13198A2E), np.uint32(0x03707344)
+_FOR_REGION, _FOR_TOKEN, _FOR_ROW = np.uint32(0xA4093822), np.uint32(0x299F31D0), np.uint32(0x082EFA98)
+_SPREAD = np.uint32(0x9E3779B1)
 
 
 @attention_models.register("synthetic")
 @dataclass(frozen=True)
 class Synthetic:
+    """Attention pooled over layers and heads, fitted to SmolLM2-135M (docs/attention.md has the fit and its misses).
+
+    Token 0 is the sink. The others share the rest in proportion to::
+
+        exp(weight[i] + noise[i, t]) / (age + age_offset) ** slope[t]
+
+    ``weight`` belongs to the token for ever: skewed, a little alike within segments of 8 tokens, larger near the start.
+    ``noise`` has a part that neighbouring tokens share for some queries (the passage the model is reading), and a part
+    of the token's own; it has a floor, because a token's attention jumps up more than it drops. ``slope`` varies from
+    query to query. Powers of two and logarithms are taken with a straight line between neighbouring octaves: within
+    6 % of the exact value, less than the noise by a factor of five.
+
+    The score at the end of the prompt is a distribution of its own (column sums are far smoother than rows)::
+
+        exp(score_sigma * (weight, region and white noise)) * ln(age + score_offset) ** score_exponent
+
+    All sigmas are on the natural logarithm. Every default but ``sink_share`` and ``score_offset``, which are measured
+    in ``reference/attention.md``, was fitted by ``experiments/00_attention_fit``.
+
+    Raises
+    ------
+    InputError
+        If a parameter is not finite or out of range, or together they could overflow a float32.
+    """
+
     sink_share: float = 0.31
-    age_exponent: float = 0.85
-    age_offset: float = 0.6
-    noise_floor: float = -9.0
-    row_sigma: float = 0.05
-    weight_sigma: float = 0.75
-    weight_skew: float = 0.35
-    weight_cluster: float = 0.1
-    start_boost: float = 0.5
-    start_tokens: float = 100.0
-    region_sigma: float = 0.45
+    """Attention on token 0, as long as it lives."""
+    age_exponent: float = 0.973
+    """Mean power of the decay with distance."""
+    age_offset: float = 0.3
+    """Tokens; above 0."""
+    row_sigma: float = 0.117
+    """Standard deviation of the power from query to query."""
+    weight_sigma: float = 0.464
+    """Of the tokens' own weight."""
+    weight_skew: float = 0.341
+    """Of ``z + skew (z**2 - 1)``: 0 is symmetric."""
+    weight_cluster: float = 0.356
+    """Share of the variance of the weight that a segment of 8 tokens has in common."""
+    start_boost: float = 0.921
+    """Logarithm of the factor by which the first tokens weigh more."""
+    start_tokens: float = 223.092
+    """Position at which half of that is left."""
+    region_sigma: float = 0.673
+    """Of the noise that a region shares."""
     region_bits: int = 3
+    """Width of a region: 2**bits tokens; where regions begin changes with their noise."""
     region_steps_bits: int = 3
-    token_sigma: float = 0.35
-    token_steps_bits: int = 1
-    score_sigma: float = 0.45
-    score_weight: float = 0.6
-    score_region: float = 0.4
-    score_region_memory: float = 0.9
+    """The region's noise holds for 2**bits queries."""
+    token_sigma: float = 0.447
+    """Of the noise of a token's own (uniform)."""
+    token_steps_bits: int = 2
+    """The token's noise holds for 2**bits queries."""
+    noise_floor: float = -0.6
+    """Lower bound of the sum of both."""
+    score_sigma: float = 0.609
+    """Of the score at the end of the prompt."""
+    score_weight: float = 0.475
+    """Correlation of the score's noise with the weight."""
+    score_region: float = 0.274
+    """Share of the rest of its variance that neighbours have in common."""
+    score_region_memory: float = 0.913
+    """Correlation of that share between neighbours (AR(1) along the prompt)."""
     score_offset: float = 1.7
-    score_exponent: float = 1.8
+    """Tokens; at least 1."""
+    score_exponent: float = 1.561
+    """Power of the logarithm of the age."""
 
     columns: ClassVar[tuple[str, ...]] = (_WEIGHT,)
 
-    @functools.cached_property
-    def _parameters(self) -> NDArray[np.float32]:
-        w = self.weight_sigma * _LOG2_E / math.sqrt(1 + 2 * self.weight_skew**2)
-        return np.array([self.sink_share, self.age_exponent, self.age_offset, self.row_sigma,
-            w, self.weight_skew, math.sqrt(self.weight_cluster), math.sqrt(1 - self.weight_cluster),
-            self.region_sigma * _LOG2_E / _BYTES_STD * 2.0**23, self.token_sigma * _LOG2_E * math.sqrt(12) / 2.0**32 * 2.0**23,
-            self.start_boost * _LOG2_E, 1/self.start_tokens, self.noise_floor*_LOG2_E*2.0**23 + self.region_sigma * _LOG2_E / _BYTES_STD * 2.0**23*_BYTES_MEAN], np.float32)
+    def __post_init__(self) -> None:
+        """Refuse what the kernels could not compute."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not math.isfinite(value):
+                raise InputError(f"attention model 'synthetic': {field.name} must be finite, got {value}")
+            low, high = _LIMITS.get(field.name, (0.0, math.inf))
+            if not low <= value <= high:
+                raise InputError(
+                    f"attention model 'synthetic': {field.name} must be between {low:g} and {high:g}, got {value:g}"
+                )
+        z = _REACH * (math.sqrt(self.weight_cluster) + math.sqrt(1 - self.weight_cluster))
+        weight = self.weight_sigma * (z + self.weight_skew * z * z) + self.start_boost
+        noise = _REACH * self.region_sigma + math.sqrt(3) * self.token_sigma
+        decay = 22 * (self.age_exponent + _REACH * self.row_sigma)
+        if max(weight + noise + decay, _REACH * 3 * self.score_sigma) > 85:
+            raise InputError("attention model 'synthetic': weights, noise and decay together exceed a float32 (e**85)")
 
     @functools.cached_property
-    def _bits(self):
-        return np.array([self.region_bits, self.region_steps_bits, self.token_steps_bits], np.int64)
+    def _weights(self) -> NDArray[np.float32]:
+        """[6]: what :func:`_weight` takes."""
+        sigma = self.weight_sigma / math.sqrt(1 + 2 * self.weight_skew**2)
+        return np.array(
+            [
+                sigma * _LOG2_E * _OCTAVE,
+                self.weight_skew,
+                math.sqrt(self.weight_cluster),
+                math.sqrt(1 - self.weight_cluster),
+                self.start_boost * _LOG2_E * _OCTAVE,
+                1 / self.start_tokens,
+            ],
+            np.float32,
+        )
+
+    @functools.cached_property
+    def _rows(self) -> NDArray[np.float32]:
+        """[7]: what :func:`_attend` takes; noise is scaled to the raw sums of bytes and the raw hashes."""
+        region = self.region_sigma * _LOG2_E * _OCTAVE / _BYTES_STD
+        token = self.token_sigma * _LOG2_E * _OCTAVE * math.sqrt(12) / 2**32
+        floor = self.noise_floor * _LOG2_E * _OCTAVE + region * _BYTES_MEAN
+        return np.array(
+            [self.sink_share, self.age_exponent, self.row_sigma, self.age_offset, region, token, floor], np.float32
+        )
+
+    @functools.cached_property
+    def _steps(self) -> NDArray[np.uint32]:
+        """[3]: shifts that turn positions and queries into regions and periods."""
+        return np.array([self.region_bits, self.region_steps_bits, self.token_steps_bits], np.uint32)
+
+    @functools.cached_property
+    def _scores(self) -> NDArray[np.float32]:
+        """[5]: what :func:`_accumulate` takes."""
+        sigma = self.score_sigma * _LOG2_E * _OCTAVE
+        rest = sigma * math.sqrt(1 - self.score_weight**2)
+        # The weight column is in octaves already; a weight that does not vary has nothing to say about the score.
+        unit = self.weight_sigma * _LOG2_E * _OCTAVE
+        return np.array(
+            [
+                self.sink_share,
+                sigma * self.score_weight / unit if unit else 0.0,
+                rest * math.sqrt(self.score_region),
+                rest * math.sqrt(1 - self.score_region),
+                self.score_region_memory,
+            ],
+            np.float32,
+        )
 
     def begin(self, view: View) -> None:
-        _begin(view.key, view.start, view.n, view.position, view.columns[_WEIGHT], self._parameters)
+        """Give every token its weight."""
+        _begin(view.key, view.start, view.n, view.position, view.columns[_WEIGHT], self._weights)
 
     def accumulated(self, view: View, out: NDArray[np.float32]) -> None:
+        """Write the score at the end of the prompt, drawn as such: it is not the sum of :meth:`query` over all rows."""
         size = 1 << int(view.n.max(initial=1)).bit_length()
         trend = _trend(self.score_offset, self.score_exponent, size)
-        s = self.score_sigma * _LOG2_E
-        rest = s*math.sqrt(1 - self.score_weight**2)
-        p = np.array([self.sink_share, s*self.score_weight / (self.weight_sigma*_LOG2_E), rest*math.sqrt(self.score_region), rest*math.sqrt(1-self.score_region), self.score_region_memory], np.float32)
-        _accumulated(view.key, view.start, view.n, view.position, view.columns[_WEIGHT], trend, out, p)
+        _accumulate(view.key, view.start, view.n, view.position, view.columns[_WEIGHT], self._scores, trend, out)
 
     def query(self, view: View, back: int, out: NDArray[np.float32]) -> None:
-        _attend(view.key, view.start, view.n, view.length - (1 + back), view.position, view.columns[_WEIGHT], out, self._parameters, self._bits, False)
+        """Write the attention of a prompt query: what :meth:`attend` would have given at that length."""
+        self._attend(view, back, False, out)
 
     def attend(self, view: View, out: NDArray[np.float32]) -> None:
-        _attend(view.key, view.start, view.n, view.length - 1, view.position, view.columns[_WEIGHT], out, self._parameters, self._bits, True)
+        """Write the attention of the newest query, and give the newest token its weight."""
+        self._attend(view, 0, True, out)
+
+    def _attend(self, view: View, back: int, newest: bool, out: NDArray[np.float32]) -> None:
+        _attend(
+            view.key,
+            view.start,
+            view.n,
+            view.length,
+            back,
+            newest,
+            view.position,
+            view.columns[_WEIGHT],
+            self._weights,
+            self._rows,
+            self._steps,
+            out,
+        )
+
+
+_LIMITS = {
+    "sink_share": (0.0, 0.999),
+    "age_offset": (1e-3, 1e6),
+    "weight_cluster": (0.0, 1.0),
+    "start_boost": (-20.0, 20.0),
+    "start_tokens": (1e-3, 1e9),
+    "region_bits": (0, 16),
+    "region_steps_bits": (0, 16),
+    "token_steps_bits": (0, 16),
+    "noise_floor": (-100.0, 0.0),
+    "score_weight": (-1.0, 1.0),
+    "score_region": (0.0, 1.0),
+    "score_region_memory": (0.0, 0.999),
+    "score_offset": (1.0, 1e6),
+    "score_exponent": (0.0, 10.0),
+}
+"""Parameter -> least and largest value; every other one is at least 0."""
 
 
 @functools.lru_cache(maxsize=64)
 def _trend(offset: float, exponent: float, size: int) -> NDArray[np.float32]:
-    return (np.log(np.arange(size) + offset) ** exponent).astype(np.float32)
+    """Return how the score at the end of the prompt grows with age, for ages below ``size``."""
+    trend: NDArray[np.float32] = (np.log(np.arange(size) + offset) ** exponent).astype(np.float32)
+    # ln 1 is 0, and a token of no score at all could leave a row without anything to normalise.
+    return np.maximum(trend, np.float32(1e-6))
 
 
-@njit(inline="always")
-def _normal(h):
-    """Sum of the four bytes of a hash, standardised: nearly normal, within 3.5."""
+@njit
+def _seed(key: np.uint64, purpose: np.uint32) -> np.uint32:
+    """Return 32 bits from a request's key, different for each purpose."""
+    return mix(xor(np.uint32(key), mix(add(np.uint32(key >> np.uint64(32)), purpose))))
+
+
+@njit
+def _normal(h: np.uint32) -> np.float32:
+    """Return the standardised sum of the four bytes of a hash: close to normal, never beyond 3.5."""
     pairs = add(band(h, np.uint32(0x00FF00FF)), band(shr(h, np.uint32(8)), np.uint32(0x00FF00FF)))
     total = shr(mul(pairs, np.uint32(0x00010001)), np.uint32(16))
-    return (signed(total) - np.float32(_BYTES_MEAN)) * np.float32(1 / _BYTES_STD)
-
-
-@njit(inline="always")
-def _weight(seed, position, sigma, skew, cluster, white, boost, shrink):
-    segment = mix(add(mul(shr(add(position, band(seed, np.uint32(7))), np.uint32(3)), np.uint32(0x9E3779B1)), seed))
-    own = mix(xor(mul(position, np.uint32(0x85EBCA6B)), seed))
-    z = cluster * _normal(segment) + white * _normal(own)
-    return (sigma * (z + skew * (z * z - np.float32(1))) + boost / (np.float32(1) + signed(position) * shrink)) * _ULPS + _BIAS
-
-
-@njit(inline="always")
-def _seed(key, purpose):
-    return mix(xor(np.uint32(key), mix(add(np.uint32(key >> np.uint64(32)), np.uint32(purpose)))))
+    normal: np.float32 = (signed(total) - np.float32(_BYTES_MEAN)) * np.float32(1 / _BYTES_STD)
+    return normal
 
 
 @njit
-def _begin(key, start, n, position, weight, p):
+def _weight(seed: np.uint32, position: np.uint32, w: NDArray[np.float32]) -> np.float32:
+    """Return a token's weight as the bit pattern of its value: a function of the request and the position alone."""
+    # Segments begin at a place of the request's own, so that they are not blocks.
+    segment = shr(add(position, band(seed, np.uint32(7))), np.uint32(3))
+    shared = _normal(mix(add(mul(segment, _SPREAD), seed)))
+    own = _normal(mix(xor(mul(position, np.uint32(0x85EBCA6B)), seed)))
+    z = w[2] * shared + w[3] * own
+    boost = w[4] / (np.float32(1) + signed(position) * w[5])
+    weight: np.float32 = w[0] * (z + w[1] * (z * z - np.float32(1))) + boost + _ONE
+    return weight
+
+
+@njit
+def _begin(
+    key: NDArray[np.uint64],
+    start: NDArray[np.int64],
+    n: NDArray[np.int64],
+    position: NDArray[np.int32],
+    weight: NDArray[np.float32],
+    w: NDArray[np.float32],
+) -> None:
     for row in range(len(start)):
-        seed = _seed(key[row], 0x243F6A88)
+        seed = _seed(key[row], _FOR_WEIGHT)
         where = position[start[row] : start[row] + n[row]]
-        out = weight[start[row] : start[row] + n[row]]
+        answer = weight[start[row] : start[row] + n[row]]
         for i in range(len(where)):
-            out[i] = _weight(seed, np.uint32(where[i]), p[4], p[5], p[6], p[7], p[10], p[11])
+            answer[i] = _weight(seed, np.uint32(where[i]), w)
 
 
 @njit
-def _accumulated(key, start, n, position, weight, trend, out, p):
-    by_weight = p[1]; by_region = p[2]; by_token = p[3]; memory = p[4]
-    fresh = np.float32(math.sqrt(1 - memory * memory))
+def _accumulate(
+    key: NDArray[np.uint64],
+    start: NDArray[np.int64],
+    n: NDArray[np.int64],
+    position: NDArray[np.int32],
+    weight: NDArray[np.float32],
+    s: NDArray[np.float32],
+    trend: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> None:
+    sink, by_weight, by_region, by_token, memory = s[0], s[1], s[2], s[3], s[4]
+    fresh = np.sqrt(np.float32(1) - memory * memory)
     for row in range(len(start)):
         size = n[row]
-        seed = _seed(key[row], 0x13198A2E)
-        other = _seed(key[row], 0x03707344)
-        score = out[start[row] : start[row] + size]
-        w = weight[start[row] : start[row] + size]
+        shared, own = _seed(key[row], _FOR_SCORE_REGION), _seed(key[row], _FOR_SCORE)
         where = position[start[row] : start[row] + size]
+        weights = weight[start[row] : start[row] + size]
+        score = out[start[row] : start[row] + size]
+        # Three loops, because only the second has to go token by token.
         for i in range(size):
-            score[i] = _normal(mix(add(mul(np.uint32(where[i]), np.uint32(0x9E3779B1)), seed)))
+            score[i] = _normal(mix(add(mul(np.uint32(where[i]), _SPREAD), shared)))
         region = score[0]
         for i in range(1, size):
             region = memory * region + fresh * score[i]
             score[i] = region
         for i in range(size):
-            e = _normal(mix(add(mul(np.uint32(where[i]), np.uint32(0x9E3779B1)), other)))
-            score[i] = truncated_float((by_weight * (w[i] - _BIAS) / _ULPS + by_region * score[i] + by_token * e) * _ULPS + _BIAS) * trend[size - 1 - i]
+            white = _normal(mix(add(mul(np.uint32(where[i]), _SPREAD), own)))
+            logarithm = by_weight * (weights[i] - _ONE) + by_region * score[i] + by_token * white
+            score[i] = truncated_float(logarithm + _ONE) * trend[size - 1 - i]
         length = np.float32(size)
-        if where[0] == 0:
-            if size == 1:
-                score[0] = length
-                continue
-            score[0] = p[0] * length
-            rest = score[1:]
-            rest *= (np.float32(1) - p[0]) * length / row_sum(rest)
+        if where[0] != 0:
+            scale = length / row_sum(score)
+            score *= scale
+        elif size == 1:
+            score[0] = length
         else:
-            score *= length / row_sum(score)
+            score[0] = sink * length
+            others = score[1:]
+            scale = (length - score[0]) / row_sum(others)
+            others *= scale
 
 
 @njit
-def _attend(key, start, n, query, position, weight, out, p, bits, fresh):
-    sink = p[0]; exponent = p[1]; offset = p[2]; by_region = p[8]; by_token = p[9]
-    region_bits = np.uint32(bits[0]); 
+def _attend(
+    key: NDArray[np.uint64],
+    start: NDArray[np.int64],
+    n: NDArray[np.int64],
+    length: NDArray[np.int64],
+    back: int,
+    newest: bool,
+    position: NDArray[np.int32],
+    weight: NDArray[np.float32],
+    w: NDArray[np.float32],
+    r: NDArray[np.float32],
+    steps: NDArray[np.uint32],
+    out: NDArray[np.float32],
+) -> None:
+    sink, exponent, row_sigma, offset, by_region, by_token, floor = r[0], r[1], r[2], r[3], r[4], r[5], r[6]
     for row in range(len(start)):
-        begin = start[row]
-        end = begin + n[row]
-        q = query[row]
-        if fresh:
-            weight[end - 1] = _weight(_seed(key[row], 0x243F6A88), np.uint32(position[end - 1]), p[4], p[5], p[6], p[7], p[10], p[11])
+        first, end = start[row], start[row] + n[row]
+        now = length[row] - 1 - back
+        if newest:
+            weight[end - 1] = _weight(_seed(key[row], _FOR_WEIGHT), np.uint32(position[end - 1]), w)
         else:
-            seen = begin + np.searchsorted(position[begin:end], q, side="right")
+            seen = first + np.searchsorted(position[first:end], now, side="right")
             out[seen:end] = np.float32(0)
             end = seen
-            if end == begin:
-                continue
-        first = begin
-        if position[begin] == 0:
-            out[begin] = np.float32(1)
+        share = np.float32(1)
+        if first < end and position[first] == 0:
+            if end - first > 1:
+                share -= sink
+            out[first] = sink if end - first > 1 else np.float32(1)
             first += 1
-            if first == end:
-                continue
-            out[begin] = sink
-        steps = np.uint32(q)
-        s0 = _seed(key[row], 0xA4093822)
-        region = mix(add(s0, shr(add(steps, band(s0, np.uint32(31))), np.uint32(bits[1]))))
-        phase = band(shr(region, np.uint32(8)), np.uint32(31))
-        s1 = _seed(key[row], 0x299F31D0)
-        token = mix(add(s1, shr(add(steps, band(s1, np.uint32(31))), np.uint32(bits[2]))))
-        s2 = _seed(key[row], 0x082EFA98)
-        slope = exponent + p[3] * _normal(mix(add(s2, steps)))
-        base = slope * _BIAS - by_region * np.float32(_BYTES_MEAN)
-        floor = p[12]
-        where = position[first:end]
-        w = weight[first:end]
-        a = out[first:end]
-        for i in range(len(a)):
+        if first == end:
+            continue
+        # One draw for the row, one for all regions and one for all tokens: mixed with the positions below. Periods
+        # begin at a query of the request's own; regions begin elsewhere in every period.
+        query = np.uint32(now)
+        seed = _seed(key[row], _FOR_REGION)
+        region = mix(add(seed, shr(add(query, band(seed, np.uint32(0xFFFF))), steps[1])))
+        shift = band(shr(region, np.uint32(8)), np.uint32(0xFFFF))
+        seed = _seed(key[row], _FOR_TOKEN)
+        token = mix(add(seed, shr(add(query, band(seed, np.uint32(0xFFFF))), steps[2])))
+        slope = exponent + row_sigma * _normal(mix(add(_seed(key[row], _FOR_ROW), query)))
+        base = slope * _ONE - by_region * np.float32(_BYTES_MEAN)
+        width = steps[0]
+        where, weights, answer = position[first:end], weight[first:end], out[first:end]
+        # The hot loop: no branch, no call, nothing wider than 32 bits (bits.py), so it runs on whole vectors.
+        for i in range(len(answer)):
             at = np.uint32(where[i])
-            h = add(mul(shr(add(at, phase), region_bits), np.uint32(0x9E3779B1)), region)
+            h = add(mul(shr(add(at, shift), width), _SPREAD), region)
             h = mul(xor(h, shr(h, np.uint32(15))), np.uint32(0x85EBCA6B))
             h = xor(h, shr(h, np.uint32(13)))
             pairs = add(band(h, np.uint32(0x00FF00FF)), band(shr(h, np.uint32(8)), np.uint32(0x00FF00FF)))
@@ -197,7 +387,7 @@ def _attend(key, start, n, query, position, weight, out, p, bits, fresh):
             g = xor(g, shr(g, np.uint32(16)))
             noise = by_region * signed(total) + by_token * signed(g)
             noise = noise if noise > floor else floor
-            age = signed(bits_of(signed(sub(steps, at)) + offset))
-            a[i] = truncated_float(w[i] + noise - slope * age + base)
-        share = np.float32(1) - sink if first > begin else np.float32(1)
-        a *= share / row_sum(a)
+            distance = signed(bits_of(signed(sub(query, at)) + offset))
+            answer[i] = truncated_float(weights[i] + noise - slope * distance + base)
+        scale = share / row_sum(answer)
+        answer *= scale

@@ -27,10 +27,7 @@ class Uniform:
 
     def accumulated(self, view: View, out: NDArray[np.float32]) -> None:
         """Write the prompt's column sums: token i gets 1/(q+1) from each query q at or after it."""
-        longest = int(view.n.max(initial=0))
-        # Summed from the last query on, so that the small numbers are added first.
-        share = np.cumsum(1.0 / np.arange(longest, 0, -1))[::-1].astype(np.float32)
-        _column_sums(view.start, view.n, share, out)
+        _column_sums(view.start, view.n, out)
 
     def query(self, view: View, back: int, out: NDArray[np.float32]) -> None:
         """Write 1 over the number of tokens that query could see."""
@@ -42,14 +39,12 @@ class Uniform:
 
 
 @njit
-def _column_sums(
-    start: NDArray[np.int64], n: NDArray[np.int64], share: NDArray[np.float32], out: NDArray[np.float32]
-) -> None:
+def _column_sums(start: NDArray[np.int64], n: NDArray[np.int64], out: NDArray[np.float32]) -> None:
     for row in range(len(start)):
-        # share[i] sums queries i .. longest-1; this prompt's end at n-1.
-        beyond = share[n[row]] if n[row] < len(share) else np.float32(0)
-        for i in range(n[row]):
-            out[start[row] + i] = share[i] - beyond
+        total = 0.0
+        for i in range(n[row] - 1, -1, -1):
+            total += 1.0 / (i + 1)
+            out[start[row] + i] = total
 
 
 @njit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def time_panels(
         for axes, result in zip(row, group, strict=False):
             draw(result, axes, legend=False)
             setting, _, finding = axes.get_title("left").partition(": ")
-            axes.set_title(setting + "\n" + finding.partition(" (")[0], fontsize=8)
+            _set_title(axes, setting, finding.partition(" (")[0], width=38)
             axes.set(xlabel="", ylabel="")
             # Not every run has every layer; the fullest legend explains all.
             handles, labels = max((handles, labels), axes.get_legend_handles_labels(), key=lambda pair: len(pair[1]))
@@ -51,6 +52,11 @@ def time_panels(
     figure.legend(handles[::-1], labels[::-1], loc="outside right upper", title=legend_title, alignment="left")
     figure.suptitle(title, fontsize=10)
     return figure
+
+
+def _set_title(axes: Axes, setting: str, finding: str, width: int) -> None:
+    """Set a title in lines of at most ``width`` characters, or it would run into the next panel's."""
+    axes.set_title("\n".join(textwrap.fill(part, width) for part in (setting, finding)), fontsize=8)
 
 
 def _label(draw: Callable[..., Axes]) -> str:
@@ -66,7 +72,8 @@ def cdf_panels(groups: Sequence[Sequence[RunResult]], draw: Callable[..., Axes],
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, group in zip(panels, groups, strict=False):
         draw(group, axes)
-        axes.title.set_fontsize(8.5)
+        setting, _, finding = axes.get_title("left").partition(": ")
+        _set_title(axes, setting, finding, width=60)
     for axes in panels[len(groups) :]:
         axes.set_axis_off()
     figure.suptitle(title, fontsize=10)

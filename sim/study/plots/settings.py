@@ -25,7 +25,7 @@ __all__ = [
 
 def fragmentation_by_setting(table: pd.DataFrame) -> Figure:
     """Draw fragmentation (mean over time); the pale foot of a bar is tail slack, which no reclaimer can win."""
-    title = "Fragmentation by policy, budget and reclaimer (pale: tail slack, the rest: dead slots)"
+    title = "Fragmentation by policy, budget and reclaimer; pale: its part in tails"
     return bars_by_setting(
         table, "fragmentation_mean", "fragmentation F (mean over time)", title, foot="tail_slack_mean"
     )
@@ -77,7 +77,8 @@ def bars_by_setting(table: pd.DataFrame, column: str, label: str, title: str, *,
     rows = {policy: [row for row, key in enumerate(grid.keys) if key[0] == policy] for policy in policies}
     widths = [len(rows[policy]) + 0.5 for policy in policies]
     bars = max(len(grid.present(row)) for row in range(len(grid.keys)))
-    figure = new_figure(2.4 + 0.2 * bars * sum(widths), 3.4)
+    longest = max(len(str(part)) for key in grid.keys for part in key[1:])
+    figure = new_figure(max(6.5, 2.4 + max(0.2 * bars, 0.08 * longest) * sum(widths)), 3.4)
     panels = figure.subplots(1, len(policies), sharey=True, squeeze=False, width_ratios=widths)[0]
     for axes, policy in zip(panels, policies, strict=True):
         for group, row in enumerate(rows[policy]):
@@ -92,7 +93,7 @@ def bars_by_setting(table: pd.DataFrame, column: str, label: str, title: str, *,
         axes.set_title(policy, color=policy_colour(policy))
         axes.grid(axis="y", linewidth=0.4, color="#D9D9D9")
     panels[0].set_ylabel(label)
-    figure.supxlabel("budget: share of the tokens kept", fontsize=9)
+    figure.supxlabel("budget: share of the tokens kept" + "".join(f", {name}" for name in grid.names[2:]), fontsize=9)
     handles = [
         Patch(facecolor="#BFBFBF", edgecolor="black", linewidth=0.6, hatch=reclaimer_hatch(name))
         for name in grid.reclaimers

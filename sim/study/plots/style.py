@@ -144,8 +144,8 @@ def policy_colour(policy: str) -> str:
 
 
 def _look(reclaimer: str) -> tuple[Any, str, str]:
-    name = base_name(reclaimer)
-    return RECLAIMER_LOOKS.get(name) or OTHER_LOOKS[zlib.crc32(name.encode()) % len(OTHER_LOOKS)]
+    """Return line, hatch and marker; with other parameters than the default ones a reclaimer looks different."""
+    return RECLAIMER_LOOKS.get(reclaimer) or OTHER_LOOKS[zlib.crc32(reclaimer.encode()) % len(OTHER_LOOKS)]
 
 
 def reclaimer_line(reclaimer: str) -> Any:

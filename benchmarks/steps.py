@@ -1,0 +1,143 @@
+"""CPU of one step, in timeouts, by the difference of two run lengths."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.figures import Figure, best_and_median
+from benchmarks.unit import timeout_s
+from sim.serving.engine import Engine
+from sim.study.config import SimConfig
+from sim.study.run import build_engine
+from sim.workload.trace import Trace
+
+__all__ = ["count_events", "measure"]
+
+PART = "steps"
+BATCH = 128
+LIVE = 1024
+FULL_MOST = 40.0
+EVICTING_MOST = 250.0
+EVENTS_MOST = 4.0
+RAGGED_MOST = 2.0
+"""Live tokens may cost that much more in a ragged batch than in an even one. By capacity they would cost 7 times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A batch that starts at once and decodes in step until it ends."""
+
+    name: str
+    settings: dict[str, Any]
+    prompts: tuple[int, ...] = (LIVE,) * BATCH
+    short: int = 40
+    """Output tokens of the short run."""
+    long: int = 400
+    most: float | None = None
+
+    def engine(self, output: int) -> Engine:
+        """Return an engine about to serve the batch, with ``output`` tokens for each request."""
+        n = len(self.prompts)
+        trace = Trace(np.zeros(n, np.int64), np.array(self.prompts), np.full(n, output))
+        return build_engine(SimConfig(max_num_batched_tokens=1 << 21, **self.settings), trace)
+
+    def step_s(self) -> tuple[float, float]:
+        """Return the CPU seconds of a step in steady state, and of a timeout meanwhile."""
+        before = timeout_s()
+        short_s, short_steps = _cpu_s(self.engine(self.short))
+        long_s, long_steps = _cpu_s(self.engine(self.long))
+        return (long_s - short_s) / (long_steps - short_steps), (before + timeout_s()) / 2
+
+
+def _cpu_s(engine: Engine) -> tuple[float, int]:
+    start_s = time.process_time()
+    outcome = engine.run()
+    return time.process_time() - start_s, int(outcome.summary["steps"])
+
+
+def _evicting(policy: str, reclaimer: str, **more: Any) -> dict[str, Any]:
+    return {"policy": policy, "reclaimer": reclaimer, "budget_tokens": LIVE, "kv_blocks": 20_000, **more}
+
+
+FULL = _Case(
+    "full retention",
+    {"policy": "full", "reclaimer": "none", "kv_blocks": 40_000},
+    short=200,
+    long=2000,
+    most=FULL_MOST,
+)
+EVICTING = _Case("h2o, vtoken", _evicting("h2o", "vtoken"), most=EVICTING_MOST)
+# So few blocks that fragmentation keeps the repacker busy.
+REPACKING = _Case("h2o, vtoken, repacking", _evicting("h2o", "vtoken", kv_blocks=BATCH * (LIVE // 16 + 12)))
+RAGGED = _Case(
+    "h2o, vtoken: 32 requests with 32,768 live tokens beside 200 with 128 to 500",
+    {"policy": "h2o", "reclaimer": "vtoken", "budget_tokens": 32_768, "kv_blocks": 100_000},
+    prompts=(32_768,) * 32 + (128,) * 200,
+)
+OTHERS = tuple(
+    _Case(f"{policy}, {reclaimer}", _evicting(policy, reclaimer))
+    for policy in ("random", "streaming_llm", "h2o", "scissorhands")
+    for reclaimer in ("naive", "vtoken", "ideal")
+    if (policy, reclaimer) != ("h2o", "vtoken")
+)
+
+
+def measure(*, quick: bool = False) -> list[Figure]:
+    """Measure all cases, each as often as others, in turn."""
+    cases = (FULL, EVICTING, REPACKING, RAGGED, *(() if quick else OTHERS))
+    repeats = 3 if quick else 7
+    for case in cases:
+        case.engine(4).run()  # compile, or load what was compiled before
+    taken: dict[str, list[tuple[float, float]]] = {case.name: [] for case in cases}
+    for _ in range(repeats):
+        for case in cases:
+            taken[case.name].append(case.step_s())
+    units = [unit for all_ in taken.values() for _, unit in all_]
+    best, median = best_and_median(units)
+    figures = [Figure(PART, "one SimPy timeout (the unit)", median * 1e6, "us", best * 1e6)]
+    for case in cases:
+        best, median = best_and_median([step / unit for step, unit in taken[case.name]])
+        step_us = best_and_median([step * 1e6 for step, _ in taken[case.name]])[1]
+        name = case.name if len(case.prompts) != BATCH else f"{case.name}, batch {BATCH} x {LIVE:,}"
+        figures.append(Figure(PART, name, median, "timeouts a step", best, most=case.most, note=f"{step_us:,.1f} us"))
+    figures += _by_live_tokens(taken)
+    for name, case in (("h2o, vtoken", EVICTING), ("h2o, vtoken, repacking", REPACKING)):
+        figures.append(
+            Figure(PART, f"SimPy events, {name}", count_events(case.engine(100)), "a step", most=EVENTS_MOST)
+        )
+    return figures
+
+
+def _by_live_tokens(taken: dict[str, list[tuple[float, float]]]) -> list[Figure]:
+    """Compare the cost of a live token in a batch of very different lengths with that in an even one."""
+    even = BATCH * LIVE
+    middle = (RAGGED.short + RAGGED.long) // 2
+    ragged = sum(min(prompt + middle, 32_768) for prompt in RAGGED.prompts)
+    pairs = list(zip(taken[RAGGED.name], taken[EVICTING.name], strict=True))
+    best, median = best_and_median([(a / ragged) / (b / even) for (a, _), (b, _) in pairs])
+    best_ns, median_ns = best_and_median([a / ragged * 1e9 for (a, _), _ in pairs])
+    even_best_ns, even_ns = best_and_median([b / even * 1e9 for _, (b, _) in pairs])
+    return [
+        Figure(PART, f"live token, {BATCH} x {LIVE:,}", even_ns, "ns", even_best_ns),
+        Figure(PART, "live token, 32 x 32,768 and 200 short", median_ns, "ns", best_ns),
+        Figure(PART, "the second by the first", median, "ratio", best, most=RAGGED_MOST),
+    ]
+
+
+def count_events(engine: Engine) -> float:
+    """Run ``engine`` and return the SimPy events a step: whatever was put in the event queue, by whomever."""
+    scheduled = 0
+    schedule = engine.env.schedule
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        nonlocal scheduled
+        scheduled += 1
+        schedule(*arguments, **options)
+
+    setattr(engine.env, "schedule", counted)  # noqa: B010 - an assignment to a method, which type checkers refuse
+    steps = int(engine.run().summary["steps"])
+    return scheduled / steps

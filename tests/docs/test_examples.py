@@ -1,0 +1,105 @@
+"""What the documentation shows is run: packages are built and installed, their tests pass, outputs are as printed."""
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sim.study.config import SimConfig
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str) -> list[tuple[str, str, str]]:
+    """Return (language, file name or nothing, text) of each code block of a page."""
+    return BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
+
+
+def write_files(page: str, folder: Path) -> None:
+    """Write the code blocks that have a file name."""
+    for _, name, text in blocks(page):
+        if name:
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+def shell(page: str) -> str:
+    """Return the page's commands; ``vtoken`` is this checkout's."""
+    commands = "".join(text for language, _, text in blocks(page) if language == "sh")
+    assert "vtoken run" in commands
+    return f'set -e\nvtoken() {{ "{sys.executable}" -m sim.cli "$@"; }}\n{commands}'
+
+
+def call(*command: str, cwd: Path, path: tuple[Path, ...] = ()) -> str:
+    """Run a command with ``path`` and this checkout importable; return what it printed."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT)))}
+    result = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "listing", "names"),
+    [
+        ("add_a_policy.md", "policies", {"decayed", "thin_middle"}),
+        ("add_a_reclaimer.md", "reclaimers", {"per_request"}),
+    ],
+)
+def test_the_package_works_once_installed(page: str, listing: str, names: set[str], tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="needs hatchling: pip install -e '.[test]'")
+    source, site, elsewhere = tmp_path / "source", tmp_path / "site", tmp_path / "elsewhere"
+    for folder in (source, elsewhere):
+        folder.mkdir()
+    write_files(page, source)
+    build = f"from hatchling import build; build.build_wheel({str(tmp_path)!r})"
+    call(sys.executable, "-c", build, cwd=source)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    listed = json.loads(call(sys.executable, "-m", "sim.cli", listing, "--json", cwd=elsewhere, path=(site,)))
+    assert names <= {row["name"] for row in listed}
+    call("bash", "-c", shell(page), cwd=elsewhere, path=(site,))
+    (test,) = source.glob("test_*.py")
+    (elsewhere / test.name).write_text(test.read_text())
+    call(sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=elsewhere, path=(site,))
+
+
+@pytest.mark.parametrize("page", ["add_a_policy.md", "add_a_reclaimer.md"])
+def test_examples_stay_short(page: str) -> None:
+    written = [text for language, name, text in blocks(page) if language == "python" and not name.startswith("test_")]
+    assert written
+    assert all(len(text.splitlines()) < 50 for text in written)
+
+
+def test_the_worked_example_of_a_repack(tmp_path: Path) -> None:
+    page = "kv_events.md"
+    write_files(page, tmp_path)
+    call("bash", "-c", shell(page), cwd=tmp_path)
+    printed = call(sys.executable, "print_events.py", cwd=tmp_path)
+    shown = [text for language, _, text in blocks(page) if language == "text" and " ms " in text]
+    assert [printed] == shown
+
+
+def test_configuration_is_up_to_date() -> None:
+    script = runpy.run_path(str(DOCS / "configuration_md.py"))
+    expected = script["page"](SimConfig.model_json_schema())
+    assert (DOCS / "configuration.md").read_text(encoding="utf-8") == expected, (
+        "docs/configuration.md is out of date: vtoken config schema | python docs/configuration_md.py > docs/configuration.md"
+    )
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)}: {target}"

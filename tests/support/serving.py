@@ -1,0 +1,186 @@
+"""Small caches and engines, and the recount that judges them: for the tests of the control plane and of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sim.kv.blocks import emit
+from sim.kv.cache import KVCache
+from sim.kv.events import Kind
+from sim.kv.policies import policies
+from sim.kv.reclaim import reclaimers
+from sim.kv.state import H
+from sim.serving.attention import build_attention
+from sim.serving.copy import copy_costs
+from sim.serving.cost import step_costs
+from sim.serving.engine import Budget, Engine
+from sim.serving.scheduler import Limits, Scheduler
+from sim.workload.trace import Trace
+
+MS = 1_000_000
+
+
+@dataclass
+class Steps:
+    """Ends a run that takes more steps than it may: an observer for :class:`sim.serving.engine.Engine`."""
+
+    most: int
+
+    def scheduled(self, engine: Engine) -> None:
+        assert engine.step < self.most, f"still running after {self.most} steps"
+
+    def applied(self, engine: Engine, finished: int) -> None:
+        pass
+
+
+def trace(*requests: tuple[int, int, int], hashes: list[list[int]] | None = None, hash_tokens: int = 16) -> Trace:
+    """Make a trace of (arrival_ns, prompt, output)."""
+    columns = np.array(requests, np.int64).reshape(-1, 3).T
+    prefixes = None if hashes is None else [np.array(h, np.int64) for h in hashes]
+    return Trace(*columns, prefix_hashes=prefixes, hash_tokens=hash_tokens)
+
+
+def engine(
+    source: Trace,
+    *,
+    policy: str = "full",
+    reclaimer: str = "none",
+    budget: float = 1.0,
+    budget_tokens: int = 0,
+    blocks: int = 1000,
+    block_size: int = 16,
+    headroom: int = 0,
+    step: str = "linear:base_s=0.001,per_token_s=0",
+    copy: str = "linear:per_token_s=0",
+    attention: str = "uniform",
+    seed: int = 0,
+    logging: bool = False,
+    observer: Any = None,
+    progress: Any = None,
+    **limits: Any,
+) -> Engine:
+    """Put an engine together; ``blocks`` counts block 0."""
+    policy_ = policies.build(policy)
+    model = build_attention(attention) if policy_.attends else None
+    cache = KVCache(
+        blocks,
+        block_size,
+        columns=(*policy_.columns, *(model.columns if model is not None else ())),
+        tracked=policy_.evicts,
+        headroom_blocks=headroom,
+        logging=logging,
+    )
+    return Engine(
+        source=source,
+        scheduler=Scheduler(cache, Limits(**limits), source.hash_tokens),
+        policy=policy_,
+        budget=Budget(budget, budget_tokens),
+        reclaimer=reclaimers.build(reclaimer),
+        attention=model,
+        step_cost=step_costs.build(step),
+        copy_cost=copy_costs.build(copy),
+        seed=seed,
+        observer=observer,
+        progress=progress,
+    )
+
+
+def open_rows(cache: KVCache) -> list[int]:
+    """Return the rows that belong to a request."""
+    return sorted(set(range(len(cache.store.s.rows))) - set(cache._free_rows))
+
+
+def recount(cache: KVCache) -> None:
+    """Count everything that the cache keeps a count of again, the slow way."""
+    s = cache.store.s
+    size = cache.block_size
+    free = cache.pool.free_order()
+    assert len(free) == len(set(free)) == s.header[H.FREE]
+    assert 0 not in free
+    assert not s.blocks["ref"][free].any()
+    used = set(range(1, len(s.blocks))) - set(free)
+    assert (s.blocks["ref"][sorted(used)] > 0).all()
+    # The free list backwards.
+    block, backwards = int(s.blocks[0]["prev"]), []
+    while block:
+        backwards.append(block)
+        block = int(s.blocks[block]["prev"])
+    assert backwards[::-1] == free
+
+    rows = open_rows(cache)
+    tables = {row: cache.block_table(row) for row in rows}
+    listed = {block for table in tables.values() for block in table}
+    assert listed <= used
+    assert s.header[H.IN_TABLES] == len(listed)
+    assert s.header[H.LIVE] == s.blocks["live"][sorted(listed)].sum()
+    assert s.header[H.WRITTEN] == s.blocks["written"][sorted(listed)].sum()
+    assert s.header[H.EVENTS] <= len(s.events)
+
+    cells = []
+    live = dict.fromkeys(listed, 0)
+    for row, table in tables.items():
+        record = s.rows[row]
+        assert len(set(table)) == len(table)
+        assert record["written"] == s.blocks["written"][table].sum()
+        assert record["live"] == s.blocks["live"][table].sum() or len(listed) < sum(map(len, tables.values()))
+        assert max(0, len(table) - 1) * size <= record["written"] <= len(table) * size
+        if not record["tracked"]:
+            continue
+        start, end = int(record["start"]), int(record["start"] + record["live"])
+        assert record["base"] <= start
+        assert end <= record["base"] + record["cap"]
+        cells.append((int(record["base"]), int(record["base"] + record["cap"])))
+        assert (np.diff(s.position[start:end]) > 0).all()
+        index = {block: k for k, block in enumerate(table)}
+        physical = [index[slot // size] * size + slot % size for slot in s.slot[start:end].tolist()]
+        assert physical == sorted(set(physical)), "two tokens in one slot, or out of order"
+        assert not physical or physical[-1] < record["written"]
+        for slot in s.slot[start:end].tolist():
+            live[slot // size] += 1
+    if cells:
+        assert {b: n for b, n in live.items() if s.blocks["ref"][b] == 1} == {
+            b: int(s.blocks["live"][b]) for b in live if s.blocks["ref"][b] == 1
+        }
+        cells.sort()
+        assert all(first[1] <= second[0] for first, second in zip(cells, cells[1:], strict=False))
+        assert cells[-1][1] <= cache.arena.top <= len(s.position)
+
+
+def admit(cache: KVCache, ordinal: int, length: int, target: int = 1000) -> int:
+    """Open a request and say so in the log, as the scheduler does; return its row."""
+    row = cache.open(ordinal, key=ordinal + 1, length=length, target=target)
+    cache.store.reserve_events(1)
+    emit(cache.store.s, int(Kind.ADMIT), ordinal, 0, length)
+    return row
+
+
+def fill(cache: KVCache, tokens: int, ordinal: int = 0, target: int = 1000) -> int:
+    """Admit a request and write ``tokens`` tokens; return its row."""
+    row = admit(cache, ordinal, tokens, target)
+    cache.sync_new_tokens(row, tokens)
+    return row
+
+
+def alive(cache: KVCache, row: int) -> list[int]:
+    """Return the logical positions of the row's live tokens."""
+    record = cache.store.s.rows[row]
+    start = int(record["start"])
+    return cache.store.s.position[start : start + int(record["live"])].tolist()
+
+
+def keep_only(cache: KVCache, row: int, positions: Iterable[int]) -> None:
+    """Kill all live tokens but these."""
+    cache.evict_tokens(row, sorted(set(alive(cache, row)) - set(positions)))
+
+
+def same_state(cache: KVCache) -> tuple[bytes, ...]:
+    """Return everything the cache holds, to compare before and after (only what is in use of the arena)."""
+    s = cache.store.s
+    parts = [s.header, s.blocks, s.rows, s.table]
+    if cache.tracked:
+        parts += [s.position[: cache.arena.top], s.slot[: cache.arena.top], s.columns[:, : cache.arena.top].copy()]
+    return tuple(part.tobytes() for part in parts)

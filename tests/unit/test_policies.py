@@ -1,0 +1,348 @@
+"""Golden cases worked out by hand, and what every registered policy has to keep to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from sim.errors import InputError
+from sim.kv.cache import KVCache
+from sim.kv.policies import policies
+from sim.kv.policies.base import EvictionPolicy
+from sim.kv.policies.scissorhands import _quantile
+from sim.kv.view import View
+from sim.rng import request_key
+from sim.serving.attention import build_attention
+from tests.support.serving import alive, fill, recount
+
+EVICTING = [name for name in policies.names() if policies.get(name).evicts]
+
+
+@dataclass
+class Scripted:
+    """Attention as the test says: by query position, a probability for each token."""
+
+    prompt: dict[int, list[float]] = field(default_factory=dict)
+    sums: list[float] = field(default_factory=list)
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    def begin(self, view: View) -> None:
+        pass
+
+    def accumulated(self, view: View, out: np.ndarray) -> None:
+        for start, n in zip(view.start, view.n, strict=True):
+            out[start : start + n] = self.sums
+
+    def query(self, view: View, back: int, out: np.ndarray) -> None:
+        for start, n, length in zip(view.start, view.n, view.length, strict=True):
+            asked = self.prompt[int(length) - 1 - back]
+            out[start : start + n] = asked + [0.0] * (int(n) - len(asked))
+
+    def attend(self, view: View, out: np.ndarray) -> None:
+        for start, n, length in zip(view.start, view.n, view.length, strict=True):
+            whole = np.array(self.prompt[int(length) - 1])
+            out[start : start + n] = whole[view.position[start : start + n]]
+
+
+def serve(
+    policy: EvictionPolicy, attention: Any, prompt: int, steps: int, *, share: float = 1.0, tokens: int = 0,
+    key: int = 1, before: int = 0, size: int = 4,
+) -> list[list[int]]:  # fmt: skip
+    """Return who is alive after the prompt and after each decode step, as the engine would have it."""
+    columns = (*policy.columns, *(attention.columns if attention is not None else ()))
+    cache = KVCache(2000, size, columns=columns)
+    for k in range(before):  # other requests that lie before it in the arena
+        fill(cache, 37 + k, ordinal=9 + k)
+    row = cache.open(0, key, prompt, steps + 1)
+    cache.sync_new_tokens(row, prompt)
+    record = cache.store.s.rows[row : row + 1]
+    rows = np.array([row])
+    seen = []
+    for step in range(steps + 1):
+        if step:
+            cache.sync_new_tokens(row, 1)
+        record["length"] = record["computed"] + 1  # the token just produced
+        if step == 0:
+            record["decode_from"] = prompt
+        view = cache.view(rows, share, tokens, attention)
+        if step == 0:
+            if attention is not None:
+                attention.begin(view)
+            policy.begin(view)
+        else:
+            policy.observe(view)
+        excess = view.n - view.keep
+        if excess[0] > 0:
+            victims, counts = policy.select(view, excess)
+            assert counts[0] >= excess[0]
+            cache.evict_cells(rows, victims, counts)
+        if step == 0:
+            cache.trim_cells(rows)
+        seen.append(alive(cache, row))
+    recount(cache)
+    return seen
+
+
+def model_for(policy: EvictionPolicy, name: str = "synthetic") -> Any:
+    return build_attention(name) if policy.attends else None
+
+
+# -- golden cases ------------------------------------------------------------------------------------------------------
+
+
+def test_streaming_llm_keeps_sinks_and_window():
+    policy = policies.build("streaming_llm:sinks=2")
+    assert serve(policy, None, 10, 3, tokens=6) == [
+        [0, 1, 6, 7, 8, 9],
+        [0, 1, 7, 8, 9, 10],
+        [0, 1, 8, 9, 10, 11],
+        [0, 1, 9, 10, 11, 12],
+    ]
+
+
+def test_streaming_llm_with_a_budget_below_its_sinks_keeps_fewer_sinks():
+    policy = policies.build("streaming_llm:sinks=4")
+    assert serve(policy, None, 10, 1, tokens=3) == [[0, 1, 9], [0, 1, 10]]
+    assert serve(policy, None, 10, 1, tokens=1) == [[9], [10]]
+
+
+def test_streaming_llm_without_sinks_is_a_window():
+    assert serve(policies.build("streaming_llm:sinks=0"), None, 6, 1, tokens=2) == [[4, 5], [5, 6]]
+
+
+def test_streaming_llm_of_a_whole_batch_is_that_of_each_request():
+    policy = policies.build("streaming_llm:sinks=1")
+    cache = KVCache(100, 4)
+    rows = np.array([fill(cache, n, n) for n in (5, 9, 3)])
+    cache.store.s.rows["length"][rows] += 1
+    view = cache.view(rows, tokens=2)
+    victims, counts = policy.select(view, view.n - view.keep)
+    cache.evict_cells(rows, victims, counts)
+    assert [alive(cache, row) for row in rows.tolist()] == [[0, 4], [0, 8], [0, 2]]
+
+
+def test_h2o_keeps_the_newest_and_the_heaviest():
+    """Budget 4, half of it recent: of the rest the two that have gathered most."""
+    sums = [3.0, 0.1, 0.9, 0.2, 2.0, 0.3]
+    attention = Scripted(sums=sums, prompt={
+        6: [0.1, 0.0, 0.0, 0.0, 0.1, 0.0, 0.8],
+        7: [0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.5],
+        8: [0.0, 0.0, 0.0, 0.0, 0.0, 2.5, 0.0, 0.0, 0.0],
+    })  # fmt: skip
+    assert serve(policies.build("h2o"), attention, 6, 3, tokens=4) == [
+        [0, 2, 4, 5],
+        [0, 4, 5, 6],
+        # Token 5 leaves the recent ones with 0.3 + 0.5, less than 0 (3.1) and 4 (2.1).
+        [0, 4, 6, 7],
+        # Token 6 goes with 0.8: what 5 would have got does not bring it back.
+        [0, 4, 7, 8],
+    ]
+
+
+def test_h2o_with_one_token_keeps_the_newest():
+    attention = Scripted(sums=[5.0, 1.0, 0.0], prompt={3: [1.0, 0.0, 0.0, 0.0]})
+    assert serve(policies.build("h2o"), attention, 3, 1, tokens=1) == [[2], [3]]
+
+
+def test_h2o_drops_the_oldest_of_equals():
+    attention = Scripted(sums=[1.0] * 8)
+    assert serve(policies.build("h2o:recent=0.25"), attention, 8, 0, tokens=4) == [[4, 5, 6, 7]]
+
+
+def test_h2o_does_not_freeze():
+    """Without protected recent tokens, each new one would be the minimum and die at once (trap 23)."""
+    seen = serve(policies.build("h2o"), build_attention("uniform"), 20, 60, tokens=10)
+    assert all(set(range(20 + k - 5, 20 + k)) <= set(now) for k, now in enumerate(seen))
+
+
+@pytest.mark.parametrize("recent", ["0", "1.5", "-1"])
+def test_h2o_refuses_a_share_that_is_none(recent: str):
+    with pytest.raises(InputError, match=r"expected a share in \(0, 1\]"):
+        policies.build(f"h2o:recent={recent}")
+
+
+def test_scissorhands_counts_the_votes_of_the_prompt():
+    """Above the mean votes (threshold 0). Votes: 0 gets 4, 1 gets 1, 2 gets 2, 3 gets 0; 4 is recent."""
+    attention = Scripted(prompt={
+        0: [1.0],
+        1: [0.7, 0.3],
+        2: [0.2, 0.4, 0.4],
+        3: [0.4, 0.1, 0.4, 0.1],
+        4: [0.6, 0.1, 0.1, 0.1, 0.1],
+    })  # fmt: skip
+    policy = policies.build("scissorhands:threshold=0,recent=1,history=100")
+    assert serve(policy, attention, 5, 0, tokens=4) == [[0, 1, 2, 4]]
+    assert serve(policy, attention, 5, 0, tokens=3) == [[0, 2, 4]]
+    assert serve(policy, attention, 5, 0, tokens=2) == [[0, 4]]
+
+
+def test_scissorhands_forgets_votes_older_than_its_history():
+    """With a ring of two queries only those at 3 and 4 count: 0 and 2 got their votes there, 1 got none."""
+    attention = Scripted(prompt={
+        3: [0.1, 0.1, 0.5, 0.3],
+        4: [0.3, 0.0, 0.3, 0.1, 0.3],
+        5: [0.0, 0.0, 0.6, 0.1, 0.1, 0.2],
+        6: [0.0, 0.0, 0.9, 0.0, 0.0, 0.1, 0.0],
+    })  # fmt: skip
+    policy = policies.build("scissorhands:threshold=0,recent=1,history=2")
+    # Queries 3, 4: votes 0:1, 1:0, 2:2, 3:1. Dead: 1.
+    # Query 5 takes the place of query 3: 0:1, 2:2, 3:0, 4:1. Dead: 3.
+    # Query 6 takes the place of query 4: 0:0, 2:2, 4:0, 5:1 (0.2 is above the mean of five). Dead: 0, the oldest of equals.
+    assert serve(policy, attention, 5, 2, tokens=4) == [[0, 2, 3, 4], [0, 2, 4, 5], [2, 4, 5, 6]]
+
+
+def test_scissorhands_votes_above_the_quantile_of_each_query():
+    """Ten tokens, quantile 0.9: rank int(0.9 * 9) = 8 is the second largest, so one vote a query."""
+    query = [0.01, 0.3, 0.02, 0.05, 0.03, 0.04, 0.25, 0.1, 0.15, 0.05]
+    policy = policies.build("scissorhands:recent=1,history=1")
+    assert serve(policy, Scripted(prompt={9: query}), 10, 0, tokens=2) == [[1, 9]]
+
+
+def test_scissorhands_drops_in_batches_and_never_the_recent():
+    policy = policies.build("scissorhands:drop=3,recent=2,history=1,threshold=0")
+    attention = Scripted(prompt={k: [1.0 / (k + 1)] * (k + 1) for k in range(20)})
+    # Nobody is above the mean: the oldest die, three at a time, whenever there are more than six.
+    assert serve(policy, attention, 7, 4, tokens=6) == [
+        [3, 4, 5, 6],
+        [3, 4, 5, 6, 7],
+        [3, 4, 5, 6, 7, 8],
+        [6, 7, 8, 9],
+        [6, 7, 8, 9, 10],
+    ]
+    greedy = policies.build("scissorhands:drop=100,recent=2,history=1,threshold=0")
+    assert serve(greedy, attention, 7, 0, tokens=6) == [[5, 6]]
+
+
+def test_scissorhands_keeps_a_bit_for_each_vote():
+    """40 queries in a ring of 33, over more than one word: the votes are those of the last 33 queries."""
+    rng = np.random.default_rng(5)
+    prompt = {k: rng.dirichlet(np.ones(k + 1)).tolist() for k in range(60)}
+    policy = policies.build("scissorhands:history=33,recent=1,threshold=0.5")
+    got = serve(policy, Scripted(prompt=prompt), 40, 19, tokens=12)
+    votes = np.zeros((60, 60), bool)
+    for query, p in prompt.items():
+        votes[query, : query + 1] = p > np.sort(np.float32(p))[int(0.5 * query)]
+    living = list(range(40))
+    for step, now in enumerate(got):
+        length = 40 + step
+        if step:
+            living.append(length - 1)
+            # A query votes among those alive when it is asked.
+            p = np.array(prompt[length - 1], np.float32)[living]
+            votes[length - 1] = False
+            votes[length - 1, living] = p > np.sort(p)[int(0.5 * (len(p) - 1))]
+        count = votes[max(0, length - 33) : length].sum(axis=0)
+        while len(living) > 12:
+            living.remove(min(living[:-1], key=lambda token: (count[token], token)))
+        assert now == living, f"step {step}"
+
+
+@pytest.mark.parametrize("parameters", ["history=0", "recent=-1", "drop=0", "threshold=1", "threshold=-0.1"])
+def test_scissorhands_refuses_parameters_that_mean_nothing(parameters: str):
+    with pytest.raises(InputError, match="scissorhands"):
+        policies.build(f"scissorhands:{parameters}")
+
+
+def test_quantiles_are_those_of_a_sort():
+    rng = np.random.default_rng(1)
+    for n in (1, 2, 3, 10, 257, 5000):
+        values = (rng.random(n) ** 8 * (rng.random(n) > 0.2)).astype(np.float32)
+        for rank in {0, n // 3, n // 2, n - 1}:
+            assert _quantile(values, rank) == np.sort(values)[rank]
+
+
+def test_random_is_uniform_over_all_but_the_newest():
+    """Which of 7 tokens dies first, over 4,000 requests: a chi-square of 5 degrees of freedom."""
+    cache = KVCache(4100, 16)
+    rows = np.array([cache.open(k, request_key(0, k), 7, 10) for k in range(4000)])
+    for row in rows.tolist():
+        cache.sync_new_tokens(row, 7)
+    view = cache.view(rows, tokens=6)
+    victims, _ = policies.build("random").select(view, np.ones(4000, np.int64))
+    dead = np.bincount(cache.store.s.position[victims], minlength=7)
+    assert dead[6] == 0
+    assert ((dead[:6] - 4000 / 6) ** 2 / (4000 / 6)).sum() < 20.5  # p = 0.001
+
+
+def test_random_draws_anew_at_each_length_or_once_for_all():
+    anew = serve(policies.build("random"), None, 40, 30, tokens=10)
+    once = serve(policies.build("random:redraw=false"), None, 40, 30, tokens=10)
+    assert anew != once
+    # One draw a token: who is worth less than a victim was never outlives it, so the least of the living only rises.
+    cache = KVCache(100, 4)
+    row = fill(cache, 71)
+    score = policies.build("random:redraw=false").score(cache.view(np.array([row])))
+    start = int(cache.store.s.rows[row]["start"])
+    worth = score[start : start + 71]
+    for before, after in zip(once, once[1:], strict=False):
+        (dead,) = set(before) - set(after)
+        assert worth[dead] <= min(worth[token] for token in after[:-2])
+
+
+# -- conformance: every policy of the registry -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVICTING)
+@pytest.mark.parametrize(("prompt", "share", "tokens"), [(200, 0.3, 0), (200, 0.7, 0), (57, 0, 20), (1, 0.5, 0), (1, 0, 1),
+                                                        (3, 0, 2), (300, 0, 1), (40, 0.05, 0)])  # fmt: skip
+def test_a_policy_keeps_to_its_budget_and_to_the_newest_token(name: str, prompt: int, share: float, tokens: int):
+    policy = policies.build(name)
+    seen = serve(policy, model_for(policy), prompt, 30, share=share, tokens=tokens)
+    for step, now in enumerate(seen):
+        computed = prompt + step
+        keep = tokens or max(1, int(np.ceil(share * computed - 1e-9)))
+        assert len(now) == min(keep, computed)
+        assert now[-1] == computed - 1
+        assert now == sorted(set(now))
+    for before, after in zip(seen, seen[1:], strict=False):
+        assert set(after[:-1]) <= set(before), "the dead stay dead"
+
+
+@pytest.mark.parametrize("name", EVICTING)
+@pytest.mark.parametrize("attention", ["synthetic", "uniform"])
+def test_a_policy_does_not_look_at_the_layout(name: str, attention: str):
+    """Neither at blocks and slots, nor at where in the arena the request lies, nor at who else is there."""
+    policy = policies.build(name)
+    model = model_for(policy, attention)
+    want = serve(policy, model, 150, 40, share=0.4, key=77)
+    assert serve(policy, model, 150, 40, share=0.4, key=77) == want
+    for size, before in ((1, 0), (16, 3), (64, 1)):
+        assert serve(policy, model, 150, 40, share=0.4, key=77, size=size, before=before) == want
+
+
+@pytest.mark.parametrize("name", EVICTING)
+def test_a_policy_decides_for_each_request_alone(name: str):
+    """A batch of three, and each of them by itself."""
+    policy = policies.build(name)
+    prompts = (60, 133, 17)
+
+    def victims(which: tuple[int, ...]) -> dict[int, list[int]]:
+        model = model_for(policy)
+        cache = KVCache(500, 16, columns=(*policy.columns, *(model.columns if model else ())))
+        rows = np.array([cache.open(k, request_key(3, k), prompts[k], 10) for k in which])
+        for k, row in zip(which, rows.tolist(), strict=True):
+            cache.sync_new_tokens(row, prompts[k])
+        for _ in range(3):
+            view = cache.view(rows, 0.4, 0, model)
+            if model is not None:
+                model.begin(view)
+            policy.begin(view)
+        excess = np.maximum(1, view.n - view.keep)
+        dead, counts = policy.select(view, excess)
+        split = np.split(cache.store.s.position[dead], np.cumsum(counts)[:-1])
+        return {k: part.tolist() for k, part in zip(which, split, strict=True)}
+
+    together = victims((0, 1, 2))
+    for k in range(3):
+        assert victims((k,)) == {k: together[k]}
+
+
+@pytest.mark.parametrize("name", policies.names())
+def test_a_policy_is_a_frozen_dataclass_with_a_name(name: str):
+    policy = policies.build(name)
+    assert policy.name == name
+    assert policy == policies.build(name)
+    assert hash(policy) == hash(policies.build(name))
