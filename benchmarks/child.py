@@ -20,7 +20,7 @@ _RSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """What ``ru_maxrss`` counts: bytes on macOS, KiB on Linux."""
 
 
-class Failed(RuntimeError):
+class Failed(RuntimeError):  # noqa: N818 - not a defect, an outcome
     """A program that was to be measured ended with an error."""
 
 

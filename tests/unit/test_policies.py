@@ -224,7 +224,8 @@ def test_scissorhands_keeps_a_bit_for_each_vote():
     got = serve(policy, Scripted(prompt=prompt), 40, 19, tokens=12)
     votes = np.zeros((60, 60), bool)
     for query, p in prompt.items():
-        votes[query, : query + 1] = p > np.sort(np.float32(p))[int(0.5 * query)]
+        single = np.array(p, np.float32)
+        votes[query, : query + 1] = single > np.sort(single)[int(0.5 * query)]
     living = list(range(40))
     for step, now in enumerate(got):
         length = 40 + step
