@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from benchmarks.child import ROOT, Failed, run
+from benchmarks.child import ROOT, FailedError, run
 from benchmarks.figures import Figure, missed
 
 PARTS = ("steps", "process", "memory", "sweep", "start")
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{part} ...", file=sys.stderr)
         try:
             figures += _measure(part, options.quick)
-        except Failed as error:
+        except FailedError as error:
             failed = True
             figures.append(Figure(part, "failed", None, "", note=str(error)))
     return _report(figures, options) or int(failed)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["ROOT", "Failed", "Taken", "run", "vtoken"]
+__all__ = ["ROOT", "FailedError", "Taken", "run", "vtoken"]
 
 ROOT = Path(__file__).resolve().parents[1]
 """The checkout."""
@@ -20,7 +20,7 @@ _RSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """What ``ru_maxrss`` counts: bytes on macOS, KiB on Linux."""
 
 
-class Failed(RuntimeError):  # noqa: N818 - not a defect, an outcome
+class FailedError(RuntimeError):
     """A program that was to be measured ended with an error."""
 
 
@@ -32,7 +32,7 @@ class Taken:
     """User and system."""
     wall_s: float
     rss_bytes: int
-    """Most memory it held at once. On Linux never less than its parent held when it started it: parents are kept small."""
+    """Most memory it held at once. Linux counts what its parent held when it started it, too: parents are kept small."""
     output: str
     """Its standard output."""
 
@@ -51,7 +51,7 @@ def run(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, 
 
     Raises
     ------
-    Failed
+    FailedError
         If it does not end with 0; says the last line of its standard error.
     """
     # Files, not pipes: nobody has to read them while we wait.
@@ -77,7 +77,7 @@ def run(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, 
             errors.seek(0)
             lines = errors.read().decode(errors="replace").split("\n")
             said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing on standard error")
-            raise Failed(f"{Path(command[0]).name} ended with {process.returncode}: {said}")
+            raise FailedError(f"{Path(command[0]).name} ended with {process.returncode}: {said}")
         output.seek(0)
         text = output.read().decode(errors="replace")
     return Taken(usage.ru_utime + usage.ru_stime, wall_s, usage.ru_maxrss * _RSS_BYTES, text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.child import Failed, vtoken
+from benchmarks.child import FailedError, vtoken
 from benchmarks.figures import Figure
 
 __all__ = ["measure"]
@@ -26,7 +26,7 @@ def measure(*, quick: bool = False) -> list[Figure]:
         taken = vtoken("run", "--policy", "full", "--reclaimer", "none", "--trace", trace, "--json", "--quiet")
         summary = json.loads(taken.output)
         if summary["finished"] != requests:
-            raise Failed(f"vtoken finished {summary['finished']} of {requests} requests")
+            raise FailedError(f"vtoken finished {summary['finished']} of {requests} requests")
         mib.append(taken.rss_bytes / 2**20)
         running = f"{summary['mean_running']:.0f} running on average"
         note = f"{taken.cpu_s:.0f} CPU s, {summary['load_state']}, {running}"

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.child import Failed, Taken, vtoken
+from benchmarks.child import FailedError, Taken, vtoken
 from benchmarks.figures import Figure, best_and_median
-from benchmarks.peers import PEERS, NotAvailable
+from benchmarks.peers import PEERS, NotAvailableError
 
 __all__ = ["measure"]
 
@@ -37,7 +37,7 @@ def _ours(hardware: str, rate: float, *policy: str) -> Simulate:
         taken = vtoken("run", *settings, *policy, "--json", "--quiet")
         finished = json.loads(taken.output)["finished"]
         if finished != requests:
-            raise Failed(f"vtoken finished {finished} of {requests} requests")
+            raise FailedError(f"vtoken finished {finished} of {requests} requests")
         return taken
 
     return simulate
@@ -57,7 +57,7 @@ def measure(*, quick: bool = False) -> list[Figure]:
         for peer in PEERS:
             try:
                 peer.install()
-            except NotAvailable as error:
+            except NotAvailableError as error:
                 missing.append(Figure(PART, peer.requirement, None, "CPU s", note=str(error)))
                 continue
             names.append(f"{peer.requirement.partition('.dev')[0]}, {peer.setting}")

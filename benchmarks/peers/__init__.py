@@ -1,4 +1,4 @@
-"""Other simulators of LLM serving: installed from PyPI into environments of their own, and what they are asked to do."""
+"""Other simulators of LLM serving: installed from PyPI into environments of their own, and what they do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.child import ROOT, Taken, run
 
-__all__ = ["AISIMULATE", "PEERS", "SCHED_SIM", "NotAvailable", "Peer"]
+__all__ = ["AISIMULATE", "PEERS", "SCHED_SIM", "NotAvailableError", "Peer"]
 
 ENVIRONMENTS = ROOT / ".bench" / "peers"
 """Where the environments are kept from one run to the next; not in git."""
@@ -18,7 +18,7 @@ ENVIRONMENTS = ROOT / ".bench" / "peers"
 HERE = Path(__file__).parent
 
 
-class NotAvailable(RuntimeError):
+class NotAvailableError(RuntimeError):
     """A peer could not be installed."""
 
 
@@ -58,19 +58,26 @@ class Peer:
 
         Raises
         ------
-        NotAvailable
+        NotAvailableError
             If that fails; says why in one line.
         """
         done = self.environment / "installed"
         if done.exists() and done.read_text() == self.requirement:
             return
         print(f"installing {self.requirement} into {self.environment}", file=sys.stderr)
-        pip = [self.environment / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        pip: list[str | Path] = [
+            self.environment / "bin" / "python",
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "--quiet",
+        ]
         try:
             _call([sys.executable, "-m", "venv", "--clear", self.environment])
             _call([*pip, self.requirement])
         except (OSError, subprocess.SubprocessError) as error:
-            raise NotAvailable(f"{self.requirement} could not be installed: {_reason(error)}") from None
+            raise NotAvailableError(f"{self.requirement} could not be installed: {_reason(error)}") from None
         done.write_text(self.requirement)
 
     def simulate(self, requests: int, out: Path) -> Taken:
@@ -90,7 +97,15 @@ def _reason(error: Exception) -> str:
 
 def _aisimulate(binaries: Path, requests: int, out: Path) -> Sequence[str | Path]:
     stop = f"traffic.stop.requests={requests}"
-    given = ["-c", HERE / "aisimulate.yaml", "--set", stop, "--output-dir", out / "aisimulate", "--overwrite"]
+    given: list[str | Path] = [
+        "-c",
+        HERE / "aisimulate.yaml",
+        "--set",
+        stop,
+        "--output-dir",
+        out / "aisimulate",
+        "--overwrite",
+    ]
     return [binaries / "aisimulate", "predict", *given, "--format", "json"]
 
 

@@ -1,16 +1,16 @@
 """What sched-sim simulates; run by the interpreter of its own environment: ``run_sched_sim.py REQUESTS``.
 
-Its preset for an A100 (Llama-3-8B), and its defaults: chunked prefill, 512 tokens and at most 32 requests a step. Its preset
-for an H100 holds a 70B model.
+Its preset for an A100 (Llama-3-8B), and its defaults: chunked prefill, 512 tokens and at most 32 requests a step. (Its
+preset for an H100 holds a 70B model.)
 """
 
 import random
 import sys
 
-from sched_sim.core.event_engine import Simulator
-from sched_sim.core.request import Request
-from sched_sim.hardware.presets import get_hardware_profile
-from sched_sim.schedulers.factory import create_scheduler
+from sched_sim.core.event_engine import Simulator  # type: ignore[import-not-found]
+from sched_sim.core.request import Request  # type: ignore[import-not-found]
+from sched_sim.hardware.presets import get_hardware_profile  # type: ignore[import-not-found]
+from sched_sim.schedulers.factory import create_scheduler  # type: ignore[import-not-found]
 
 RATE = 8.0
 PROMPT_TOKENS = 1000

@@ -512,7 +512,10 @@ class Engine:
     def _launch(self, plans: list[RepackPlan]) -> None:
         gain = sum(plan.gain for plan in plans)
         if gain > self._snapshot_gain:
-            self._before = (self.now_ns / 1e9, self.cache.pool.live_counts(), self._owners())
+            owners = self._owners()
+            for plan in plans:
+                owners[plan.destinations] = -1  # set aside just now: still free in the picture of before
+            self._before = (self.now_ns / 1e9, self.cache.pool.live_counts(), owners)
         tokens = sum(plan.tokens for plan in plans)
         wall, bandwidth = self._copy_cost.copy_ns(tokens), self._copy_cost.bandwidth_ns(tokens)
         self._copy = _Copy(plans, wall, bandwidth, float(bandwidth))

@@ -184,3 +184,53 @@ def same_state(cache: KVCache) -> tuple[bytes, ...]:
     if cache.tracked:
         parts += [s.position[: cache.arena.top], s.slot[: cache.arena.top], s.columns[:, : cache.arena.top].copy()]
     return tuple(part.tobytes() for part in parts)
+
+
+@dataclass
+class Step:
+    """What one step was given."""
+
+    now_ns: int
+    running: list[int]
+    tokens: dict[int, int]
+    waiting: list[int]
+    preempted: list[int]
+    used_blocks: int
+    free_blocks: int
+
+
+class Recorder(Steps):
+    """Keeps what every step was given; requests by their number in arrival order."""
+
+    def __init__(self, most: int = 100_000) -> None:
+        super().__init__(most)
+        self.steps: list[Step] = []
+        self.ends_ns: list[int] = []
+
+    def scheduled(self, engine: Engine) -> None:
+        super().scheduled(engine)
+        scheduler, rows = engine.scheduler, engine.cache.store.s.rows
+        running = scheduler.running[: scheduler.num_running].tolist()
+        by_number = {int(rows[row]["ordinal"]): int(rows[row]["sched"]) for row in running}
+        self.steps.append(
+            Step(
+                engine.now_ns,
+                list(by_number),
+                {number: tokens for number, tokens in by_number.items() if tokens},
+                [state.ordinal for state in scheduler.waiting],
+                [state.ordinal for state in scheduler.preempted],
+                engine.cache.pool.used_blocks,
+                engine.cache.pool.free_blocks,
+            )
+        )
+
+    def applied(self, engine: Engine, finished: int) -> None:
+        self.ends_ns.append(engine.now_ns)
+
+
+def recorded(source: Trace, **options: Any) -> tuple[list[Step], Any, Engine]:
+    """Run an engine; return its steps, the outcome, and the engine."""
+    recorder = Recorder()
+    run = engine(source, observer=recorder, **options)
+    outcome = run.run()
+    return recorder.steps, outcome, run
