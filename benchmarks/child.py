@@ -32,7 +32,7 @@ class Taken:
     """User and system."""
     wall_s: float
     rss_bytes: int
-    """Most memory it held at once. Linux counts what its parent held when it started it, too: parents are kept small."""
+    """Most memory it held at once. Linux counts what its parent held when it started it, too: keep parents small."""
     output: str
     """Its standard output."""
 

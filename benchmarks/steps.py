@@ -24,7 +24,7 @@ FULL_MOST = 40.0
 EVICTING_MOST = 250.0
 EVENTS_MOST = 4.0
 RAGGED_MOST = 2.0
-"""Live tokens may cost that much more in a ragged batch than in an even one. By capacity it would be 7 times as much."""
+"""Live tokens may cost that much more in a ragged batch than in an even one. By capacity it would be 7 times."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""Write docs/configuration.md from the schema: ``vtoken config schema | python docs/configuration_md.py > docs/configuration.md``.
+"""Write docs/configuration.md from the schema of a configuration.
+
+Run ``vtoken config schema | python docs/configuration_md.py > docs/configuration.md``.
 
 The schema gives names, defaults, limits and meanings. Units and vLLM's names are added here; a field that is missing
 from ``UNITS`` stops the script, so that a new field is not forgotten.
@@ -39,6 +41,7 @@ UNITS = {
     "attention": "specification",
     "step_cost": "specification",
     "copy_cost": "specification",
+    "score_reads": "share of the KV read",
     "seed": "whole number",
 }
 
@@ -70,25 +73,27 @@ SOURCES = {
 HEAD = """\
 # Configuration
 
-<!-- Written by docs/configuration_md.py; do not edit. vtoken config schema | python docs/configuration_md.py > docs/configuration.md -->
+<!-- Written by docs/configuration_md.py; do not edit.
+     vtoken config schema | python docs/configuration_md.py > docs/configuration.md -->
 
-Every field of `sim.SimConfig`. A field is a flag of `vtoken run` with dashes for underscores (`--kv-blocks 4096`, `--no-prefix-caching`),
-a key of a TOML file (`vtoken run --config FILE`), and a key of `[base]`, `[grid]`, `[[exclude]]` and `[[include]]` in a sweep.
-Flags win over the file. `vtoken config show` prints what is in force; `vtoken config schema` prints the JSON schema.
+Every field of `sim.SimConfig`. A field is a flag of `vtoken run` with dashes for underscores (`--kv-blocks 4096`,
+`--no-prefix-caching`), a key of a TOML file (`vtoken run --config FILE`), and in a sweep a key of `[base]`, `[grid]`,
+`[[exclude]]` and `[[include]]`. Flags win over the file. `vtoken config show` prints what is in force, `vtoken config
+schema` the JSON schema.
 
-A *specification* is a name with parameters: `vtoken:theta_f=0.3,low_watermark=0.05`. A parameter in a specification wins
-over the field of the same name. `vtoken policies`, `reclaimers`, `attention`, `step-costs`, `copy-costs`, `models` and
+A *specification* is a name with parameters: `vtoken:theta_f=0.3,low_watermark=0.05`. A parameter in it wins over the
+field of the same name. `vtoken policies`, `reclaimers`, `attention`, `step-costs`, `copy-costs`, `models` and
 `hardware` list names and parameters.
 
-Together they must make sense: `budget` and `budget_tokens` exclude each other, reclaimer `none` goes with policy `full` alone, and
-`prefix_caching` goes with policy `full` alone.
+Together they must make sense: `budget` and `budget_tokens` exclude each other; reclaimer `none` goes with policy `full`
+alone, and so does `prefix_caching`.
 """
 
 TAIL = """
 ## vLLM's names and defaults
 
-Where a field follows vLLM. Read in the sources named, as of 2026; the server's defaults depend on device and version, so state
-the values of the system you compare with.
+Where a field follows vLLM. Read in the sources named, in 2026; its server's defaults depend on device and version, so
+state the values of the system you compare with.
 
 | field | vLLM | vLLM's default | source |
 |---|---|---|---|

@@ -80,6 +80,7 @@ class Registry(Generic[T]):
         self.group = group
         self._modules = modules
         self._classes: dict[str, type[T]] = {}
+        self._entries: dict[str, importlib.metadata.EntryPoint] = {}
         self._loaded = False
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
@@ -100,13 +101,12 @@ class Registry(Generic[T]):
         self._loaded = True
         for module in self._modules:
             importlib.import_module(module)
-        for entry in importlib.metadata.entry_points(group=self.group):
-            self.register(entry.name)(entry.load())
+        self._entries = {entry.name: entry for entry in importlib.metadata.entry_points(group=self.group)}
 
     def names(self) -> list[str]:
         """Return the known names, sorted."""
         self._load()
-        return sorted(self._classes)
+        return sorted(self._classes.keys() | self._entries.keys())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
@@ -120,6 +120,13 @@ class Registry(Generic[T]):
             If there is none; the message lists what there is.
         """
         self._load()
+        if name not in self._classes and name in self._entries:
+            # Only now: a broken package does not keep others from being used.
+            entry = self._entries[name]
+            try:
+                self.register(name)(entry.load())
+            except Exception as error:
+                raise InputError(f"{self.kind} {name!r}: cannot load {entry.value}: {error}") from error
         if name not in self._classes:
             known = self.names()
             hint = did_you_mean(name, known)

@@ -50,19 +50,24 @@ def emit(s: State, kind: int, req: int, a: int, b: int) -> None:
 @njit
 def unlink(s: State, block: int) -> None:
     """Take ``block`` out of the free list, wherever it is."""
-    blocks = s.blocks
+    _unlink(s.blocks, s.header, block)
+
+
+@njit(inline="always")
+def _unlink(blocks: np.ndarray, header: np.ndarray, block: int) -> None:
     before, after = blocks[block].prev, blocks[block].next
     blocks[before].next = after
     blocks[after].prev = before
-    s.header[H.FREE] -= 1
+    header[H.FREE] -= 1
 
 
 @njit
 def take_block(s: State, row: int) -> int:
     """Pop the front of the free list for ``row``; the caller made sure that there is one."""
-    block: int = s.blocks[0].next
-    unlink(s, block)
-    record = s.blocks[block]
+    blocks = s.blocks
+    block: int = blocks[0].next
+    _unlink(blocks, s.header, block)
+    record = blocks[block]
     record.ref = 1
     record.live = 0
     record.written = 0
@@ -77,11 +82,16 @@ def take_block(s: State, row: int) -> int:
 @njit
 def free_block(s: State, block: int) -> bool:
     """Drop one reference; return True if it was the last and the block went back to the free list."""
-    record = s.blocks[block]
+    return _put_back(s.blocks, s.header, block)
+
+
+@njit
+def _put_back(blocks: np.ndarray, header: np.ndarray, block: int) -> bool:
+    """Do the work of :func:`free_block`, for a caller that has taken the arrays out of the tuple."""
+    record = blocks[block]
     record.ref -= 1
     if record.ref > 0:
         return False
-    blocks = s.blocks
     # Between `before` and `after`: at the back if its contents may be wanted again, else at the front.
     before = blocks[0].prev if record.cached else 0
     after = 0 if record.cached else blocks[0].next
@@ -89,7 +99,7 @@ def free_block(s: State, block: int) -> bool:
     record.next = after
     blocks[before].next = block
     blocks[after].prev = block
-    s.header[H.FREE] += 1
+    header[H.FREE] += 1
     return True
 
 
@@ -99,19 +109,23 @@ def list_block(s: State, row: int, block: int) -> None:
     record = s.rows[row]
     s.table[row, record.blocks] = block
     record.blocks += 1
-    if s.blocks[block].ref == 1:
-        s.header[H.IN_TABLES] += 1
-        s.header[H.LIVE] += s.blocks[block].live
-        s.header[H.WRITTEN] += s.blocks[block].written
+    _count(s.blocks, s.header, block, 1)
 
 
 @njit
 def unlist_block(s: State, block: int) -> None:
     """Stop counting ``block`` if only one table lists it; the caller takes it out of that table."""
-    if s.blocks[block].ref == 1:
-        s.header[H.IN_TABLES] -= 1
-        s.header[H.LIVE] -= s.blocks[block].live
-        s.header[H.WRITTEN] -= s.blocks[block].written
+    _count(s.blocks, s.header, block, -1)
+
+
+@njit
+def _count(blocks: np.ndarray, header: np.ndarray, block: int, sign: int) -> None:
+    """Add a block that one table lists to the counts (``sign`` 1), or take it out of them (-1)."""
+    record = blocks[block]
+    if record.ref == 1:
+        header[H.IN_TABLES] += sign
+        header[H.LIVE] += sign * record.live
+        header[H.WRITTEN] += sign * record.written
 
 
 @njit
@@ -125,21 +139,27 @@ def release_row(s: State, row: int) -> int:
     caller frees them behind the fence.
     """
     record = s.rows[row]
+    # Taken out of the tuple once: each time costs a reference count.
+    blocks, header, table = s.blocks, s.header, s.table[row]
+    logging = header[H.LOGGING]
     freed = 0
     for index in range(record.blocks - 1, -1, -1):
-        block = s.table[row, index]
-        unlist_block(s, block)
+        block = table[index]
+        _count(blocks, header, block, -1)
         if record.busy_from <= index < record.busy_to:
-            emit(s, _DEFER, record.ordinal, block, 0)
-        elif s.blocks[block].cached:
-            emit(s, _FREE, record.ordinal, block, Why.RELEASE)
-            freed += free_block(s, block)
+            if logging:
+                emit(s, _DEFER, record.ordinal, block, 0)
+        elif blocks[block].cached:
+            if logging:
+                emit(s, _FREE, record.ordinal, block, Why.RELEASE)
+            freed += _put_back(blocks, header, block)
     # The others go to the front as one batch, its last block foremost.
     for index in range(record.blocks):
-        block = s.table[row, index]
-        if not s.blocks[block].cached and not record.busy_from <= index < record.busy_to:
-            emit(s, _FREE, record.ordinal, block, Why.RELEASE)
-            freed += free_block(s, block)
+        block = table[index]
+        if not blocks[block].cached and not record.busy_from <= index < record.busy_to:
+            if logging:
+                emit(s, _FREE, record.ordinal, block, Why.RELEASE)
+            freed += _put_back(blocks, header, block)
     record.blocks = 0
     record.written = 0
     record.live = 0

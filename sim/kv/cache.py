@@ -17,20 +17,23 @@ from sim.jit import njit
 from sim.kv.blocks import BlockPool, Why, emit, free_block, list_block, release_row, take_block, unlink
 from sim.kv.events import EVENT, Kind, KVEventLog
 from sim.kv.repack import RepackPlan, commit, find_window, snapshot_moves
-from sim.kv.state import H, State, Store
+from sim.kv.state import ROW, H, State, Store
 from sim.kv.tokens import CellArena, _drop_block, append_tokens, evict_tokens, make_room, pack_rows
 from sim.kv.view import View
 
 __all__ = ["KVCache"]
 
 _SHARE = int(Kind.SHARE)
+_NO_ROW = np.zeros(1, ROW)
+_NO_ROW["plan"] = -1
 _RESERVE = int(Kind.RESERVE)
 
 
 @njit
-def _fill_view(s: State, rows: np.ndarray, share: float, tokens: int, out: np.ndarray, key: np.ndarray) -> None:
+def _fill_view(
+    records: np.ndarray, rows: np.ndarray, share: float, tokens: int, out: np.ndarray, key: np.ndarray
+) -> None:
     """Copy what a :class:`View` needs of each row, and work out the budget."""
-    records = s.rows
     for i in range(len(rows)):
         record = records[rows[i]]
         key[i] = record.key
@@ -176,8 +179,7 @@ class KVCache:
         release_row(s, row)
         if self.tracked:
             self.arena.close(row)
-        s.rows[row : row + 1] = np.zeros((), s.rows.dtype)
-        s.rows[row]["plan"] = -1
+        s.rows[row] = _NO_ROW
         self._free_rows.append(row)
 
     def share_blocks(self, row: int, blocks: Iterable[int]) -> None:
@@ -339,7 +341,7 @@ class KVCache:
         s = self.store.s
         numbers = np.empty((6, len(rows)), np.int64)
         key = np.empty(len(rows), np.uint64)
-        _fill_view(s, rows, share, tokens, numbers, key)
+        _fill_view(s.rows, rows, share, tokens, numbers, key)
         if self._seen is not s:
             self._seen = s
             self._columns = {name: s.columns[k] for k, name in enumerate(self.column_names)}

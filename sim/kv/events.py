@@ -22,7 +22,7 @@ class Kind(IntEnum):
     """What an event says; ``req`` is the ordinal of the request in arrival order, ``a`` and ``b`` as listed."""
 
     STEP = 1
-    """An engine step begins: a = its number, b = scheduled tokens; req is -1."""
+    """A step was scheduled and now runs: a = its number, b = its tokens; req is -1. What it was given comes before."""
     ADMIT = 2
     """The request gets a block table: a = tokens found in the prefix cache, b = tokens to compute."""
     SHARE = 3

@@ -30,6 +30,8 @@ def append_tokens(s: State, row: int, count: int) -> None:
     The caller checked that the pool has the blocks and the row has the cells.
     """
     size = s.block_size
+    # Taken out of the tuple once: each time costs a reference count.
+    table, blocks, position, slots, columns = s.table[row], s.blocks, s.position, s.slot, s.columns
     record = s.rows[row]
     room = record.blocks * size - record.written
     while room < count:
@@ -48,18 +50,18 @@ def append_tokens(s: State, row: int, count: int) -> None:
         if room == 0:
             index += 1
             room = size
-        block = s.table[row, index]
+        block = table[index]
         run = min(left, room)
-        s.blocks[block].live += run
-        s.blocks[block].written += run
+        blocks[block].live += run
+        blocks[block].written += run
         if record.tracked:
             slot = block * size + size - room
             cell = record.start + record.live
             for i in range(run):
-                s.position[cell + i] = record.computed + i
-                s.slot[cell + i] = slot + i
-                for c in range(len(s.columns)):
-                    s.columns[c, cell + i] = 0.0
+                position[cell + i] = record.computed + i
+                slots[cell + i] = slot + i
+                for c in range(len(columns)):
+                    columns[c, cell + i] = 0.0
         record.live += run
         record.written += run
         record.computed += run
@@ -99,10 +101,18 @@ def append_one(arrays: tuple[np.ndarray, ...], row: int, size: int) -> None:
 @njit
 def _table_index(s: State, row: int, block: int) -> int:
     """Where ``block`` stands in the row's table."""
-    for index in range(s.rows[row].blocks):
-        if s.table[row, index] == block:
+    mine = s.table[row, : s.rows[row].blocks]
+    for index in range(len(mine)):
+        if mine[index] == block:
             return index
     return -1
+
+
+@njit(inline="always")
+def _drop_first(values: np.ndarray) -> None:
+    """Overwrite the first value by shifting the others down; a fixed distance lets the compiler vectorise."""
+    for i in range(len(values) - 1):
+        values[i] = values[i + 1]
 
 
 @njit
@@ -114,8 +124,7 @@ def _drop_block(s: State, row: int, index: int, why: int) -> None:
     # A tail that is not full has fewer written slots to take away than a whole block.
     tail = index == record.blocks - 1
     record.written -= record.written - index * size if tail else size
-    for i in range(index, record.blocks - 1):
-        s.table[row, i] = s.table[row, i + 1]
+    _drop_first(s.table[row, index : record.blocks])
     record.blocks -= 1
     if index < record.busy_from:
         record.busy_from -= 1
@@ -126,17 +135,13 @@ def _drop_block(s: State, row: int, index: int, why: int) -> None:
 
 
 @njit(inline="always")
-def _drop_first(values: np.ndarray) -> None:
-    """Overwrite the first value by shifting the others down; a fixed distance lets the compiler vectorise."""
-    for i in range(len(values) - 1):
-        values[i] = values[i + 1]
-
-
-@njit(inline="always")
 def _drop_last(values: np.ndarray) -> None:
-    """Overwrite the last value by shifting the others up."""
-    for i in range(len(values) - 1, 0, -1):
-        values[i] = values[i - 1]
+    """Overwrite the last value by shifting the others up; from the front, since no loop from the end is vectorised."""
+    held = values[0]
+    for i in range(len(values)):
+        value = values[i]
+        values[i] = held
+        held = value
 
 
 @njit
@@ -194,14 +199,14 @@ def evict_tokens(s: State, rows: np.ndarray, victims: np.ndarray, counts: np.nda
     """
     size = s.block_size
     # Taken out of the tuple once: each time costs a reference count.
-    header, blocks, position, slot, columns = s.header, s.blocks, s.position, s.slot, s.columns
+    header, blocks, records, position, slot, columns = s.header, s.blocks, s.rows, s.position, s.slot, s.columns
     logging = header[H.LOGGING]
     first = 0
     for b in range(len(rows)):
         if counts[b] == 0:
             continue
         row = rows[b]
-        record = s.rows[row]
+        record = records[row]
         mine = victims[first : first + counts[b]]
         first += counts[b]
         for cell in mine:

@@ -2,7 +2,7 @@
 
 SimPy handles what waits (steps, idle time, copies): at most a few events a step, however many tokens. Arrivals are
 taken over at step boundaries, where the only one who could look at them looks. At one instant the order is: results of
-the step that ends, evictions, new repack plans, copies that are complete, arrivals, the next schedule.
+the step that ends, evictions, copies that are complete, new repack plans, arrivals, the next schedule.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ class _Copy:
 
     plans: list[RepackPlan]
     wall_ns: int
+    end_ns: int
+    """When it is complete."""
     bandwidth_ns: int
     left_ns: float
     """Bandwidth work not yet paid for by steps that it overlapped."""
-    done: bool = False
 
 
 @dataclass(slots=True)
@@ -84,7 +85,9 @@ class Outcome:
 
 @njit
 def _complete(
-    s: State,
+    rows: np.ndarray,
+    header: np.ndarray,
+    pool: tuple[int, int],
     running: np.ndarray,
     count: int,
     dt_ns: int,
@@ -99,6 +102,8 @@ def _complete(
 
     Parameters
     ----------
+    pool
+        Blocks that can be handed out, and slots a block. (A kernel that takes the whole state pays 2 us for it.)
     lists
         int64[3, max running]: rows that finished, that ended their prompt, that decoded.
     levels
@@ -111,9 +116,8 @@ def _complete(
     tuple of int
         How many run on (moved together in ``running``), finished, ended their prompt, decoded.
     """
-    size = s.block_size
-    header = s.header
-    used = len(s.blocks) - 1 - header[H.FREE]
+    usable, size = pool
+    used = usable - header[H.FREE]
     levels[0] = told[0]
     levels[1] = 1
     levels[2] = (now_ns - dt_ns) / 1e9
@@ -138,7 +142,7 @@ def _complete(
     on, done, prompts, decodes = 0, 0, 0, 0
     for i in range(count):
         row = running[i]
-        record = s.rows[row]
+        record = rows[row]
         if record.decode_from > 0:
             held = record.blocks
             record.decode_ns += dt_ns
@@ -244,6 +248,8 @@ class Engine:
         Attention model, for policies that look at attention; None otherwise.
     step_cost, copy_cost
         What steps and copies cost.
+    score_reads
+        What it costs a policy to see attention: share of the KV that each step reads again.
     seed
         Seed of everything random that is not the trace.
     observer
@@ -263,6 +269,7 @@ class Engine:
         attention: Any,
         step_cost: StepCost,
         copy_cost: CopyCost,
+        score_reads: float = 0.0,
         seed: int = 0,
         observer: StepObserver | None = None,
         progress: Progress | None = None,
@@ -282,6 +289,7 @@ class Engine:
         self._attention = attention
         self._step_cost = step_cost
         self._copy_cost = copy_cost
+        self._score_reads = score_reads if policy.attends else 0.0
         self._observer = observer
         self._progress = progress
         self._arrivals = _Arrivals(source, seed)
@@ -295,6 +303,7 @@ class Engine:
         self._snapshot_gain = 0
         self._preempted_total = 0
         self._copy_ns = 0
+        self._tokens_copied = 0
         self._cancelled = 0
         self._committed = 0
         self._finished = 0
@@ -303,6 +312,7 @@ class Engine:
         self._lists = np.zeros((3, 64), np.int64)
         self._counts = np.zeros(6, np.int64)
         self._classes = liveness_classes(self.cache.block_size)
+        self._pool = (self.cache.pool.usable_blocks, self.cache.block_size)
         self._shown = 0.0
 
     @property
@@ -347,7 +357,13 @@ class Engine:
                     continue
                 if self._copy is not None:
                     self._copy_ended = self.env.event()
-                    yield self._copy_ended
+                    arrival = self._arrivals.next_ns
+                    if arrival is None:
+                        yield self._copy_ended
+                    else:
+                        # Whichever comes first: a copy that nobody waits for holds up no arrival.
+                        self._simpy_events += 2
+                        yield self._copy_ended | self.env.timeout(arrival - self.now_ns)
                     self._copy_ended = None
                     self._pass_fence()
                     continue
@@ -371,7 +387,6 @@ class Engine:
             self._simpy_events += 1
             yield self.env.timeout(dt_ns)
             self._apply(dt_ns)
-            self._pass_fence()
 
     def _price(self) -> int:
         """Return how long the scheduled step takes, beside the copy in flight if there is one."""
@@ -380,6 +395,10 @@ class Engine:
         if header[H.LOGGING]:
             self.cache.store.reserve_events(1)
             self._log_step(tokens)
+        if self._score_reads:
+            # FlashAttention keeps its probabilities to itself: to get them, keys are read and multiplied once more.
+            kv_read += int(self._score_reads * kv_read)
+            pairs += int(self._score_reads * pairs)
         dt_ns, memory_ns = self._step_cost.step_ns(tokens, seqs, kv_read, pairs)
         copy = self._copy
         if copy is not None and copy.left_ns > 0:
@@ -444,7 +463,9 @@ class Engine:
             self._lists = np.zeros((3, len(scheduler.running)), np.int64)
         steps = self._steps
         scheduler.num_running, done, prompts, decodes = _complete(
-            s,
+            s.rows,
+            s.header,
+            self._pool,
             scheduler.running,
             count,
             dt_ns,
@@ -463,6 +484,7 @@ class Engine:
                 self._finish(scheduler.states[row])
         if self._policy.evicts:
             self._evict(self._lists[1, :prompts], self._lists[2, :decodes])
+            self._pass_fence()
             running = scheduler.running[: scheduler.num_running]
             pressure = Pressure(len(running), scheduler.wanted_blocks)
             plans = self._reclaimer.after_step(self.cache, running, pressure, self._copy is not None)
@@ -510,6 +532,8 @@ class Engine:
     # -- copies --------------------------------------------------------------------------------------------------------
 
     def _launch(self, plans: list[RepackPlan]) -> None:
+        if self._copy is not None:
+            raise RuntimeError(f"reclaimer {self._reclaimer.name!r} planned a launch while another is in flight")
         gain = sum(plan.gain for plan in plans)
         if gain > self._snapshot_gain:
             owners = self._owners()
@@ -518,23 +542,24 @@ class Engine:
             self._before = (self.now_ns / 1e9, self.cache.pool.live_counts(), owners)
         tokens = sum(plan.tokens for plan in plans)
         wall, bandwidth = self._copy_cost.copy_ns(tokens), self._copy_cost.bandwidth_ns(tokens)
-        self._copy = _Copy(plans, wall, bandwidth, float(bandwidth))
+        self._copy = _Copy(plans, wall, self.now_ns + wall, bandwidth, float(bandwidth))
         self.scheduler.plans = plans
         self._copy_ns += wall
+        self._tokens_copied += tokens
         self.copies += 1
-        self._simpy_events += 2
+        self._simpy_events += 3
         self.env.process(self._run_copy(self._copy))
 
     def _run_copy(self, copy: _Copy) -> Generator[Any, Any, None]:
         yield self.env.timeout(copy.wall_ns)
-        copy.done = True
-        if self._copy_ended is not None:
+        if self._copy is copy and self._copy_ended is not None:
             self._copy_ended.succeed()
 
     def _pass_fence(self) -> None:
         """Put copies that are complete into effect: what runs next reads the new layout."""
         copy = self._copy
-        if copy is None or not copy.done:
+        # By the clock, not by whether its process has run: at equal times that would depend on who began first.
+        if copy is None or self.now_ns < copy.end_ns:
             return
         self.cache.store.s.header[H.NOW] = self.now_ns
         freed = 0
@@ -615,6 +640,7 @@ class Engine:
             "blocks_freed_by_repack": int(header[H.FREED_BY_REPACK]),
             "tokens_evicted": int(header[H.EVICTED]),
             "tokens_moved": int(header[H.MOVED]),
+            "tokens_copied": self._tokens_copied,
             "repacks_committed": self._committed,
             "repacks_cancelled": self._cancelled,
             "repack_launches": self.copies,

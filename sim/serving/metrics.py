@@ -214,7 +214,7 @@ class LivenessSamples:
     ends with between ``most / 2`` and ``most`` of them.
     """
 
-    def __init__(self, most: int = 256, every_ns: int = 100_000_000) -> None:
+    def __init__(self, most: int = 256, every_ns: int = 250_000_000) -> None:
         self._most = most
         self._every_ns = every_ns
         self._samples: list[tuple[float, ...]] = []

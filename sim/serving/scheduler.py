@@ -22,7 +22,7 @@ from sim.kv.cache import KVCache
 from sim.kv.events import Kind
 from sim.kv.prefix import PrefixCache, chain
 from sim.kv.repack import RepackPlan
-from sim.kv.state import H, State
+from sim.kv.state import ROW, H, State
 from sim.kv.tokens import append_one, append_tokens, make_room, tail_of
 
 __all__ = ["Limits", "RequestState", "Scheduler", "W"]
@@ -140,6 +140,17 @@ def _serve_running(
     return at, 0
 
 
+@njit
+def _missing(rows: np.ndarray, running: np.ndarray, count: int, size: int) -> int:
+    """Return the blocks that running prompts lack for all of their tokens."""
+    blocks: int = 0
+    for i in range(count):
+        record = rows[running[i]]
+        if record.decode_from == 0:
+            blocks += (record.length + size - 1) // size - record.blocks
+    return blocks
+
+
 class Scheduler:
     """Decides, before each step, who computes how many tokens.
 
@@ -180,18 +191,19 @@ class Scheduler:
         self.work[W.TOKENS_LEFT] = self.limits.max_num_batched_tokens
         self.wanted_blocks = 0
         self.preempted.clear()
-        s = self.cache.store.s
-        if s.header[H.LOGGING]:
-            self.cache.store.reserve_events(3 * self.num_running + 2 * self.limits.max_num_batched_tokens)
-        self._serve_running()
-        if self.waiting and not self.preempted:
+        all_served = self._serve_running()
+        if self.waiting and all_served and not self.preempted:
             self._admit()
         if self.prefix is not None:
             self._publish()
 
-    def _serve_running(self) -> None:
+    def _serve_running(self) -> bool:
+        """Schedule the running requests; return False if one of them waits for the blocks of a copy."""
         at = 0
+        all_served = True
         while True:
+            # Each time: a preemption fills the log too.
+            self.cache.store.reserve_events(2 * self.num_running + self.limits.max_num_batched_tokens)
             s = self.cache.store.s
             at, missing = _serve_running(
                 s,
@@ -205,7 +217,7 @@ class Scheduler:
             if self.prefix is not None:
                 self.prefix.forget_taken()
             if not missing:
-                return
+                return all_served
             row = int(self.running[at])
             tokens = min(
                 int(s.rows[row]["length"] - s.rows[row]["computed"]),
@@ -219,17 +231,18 @@ class Scheduler:
             self.wanted_blocks = max(self.wanted_blocks, short)
             if short <= self._on_their_way():
                 at += 1  # not this time: a copy under way brings back more than is missing
+                all_served = False
                 continue
             victim = self.num_running - 1
             # Alone, and not even its prompt fits: it had everything there is.
             hopeless = victim == 0 and not self.plans and int(s.rows[row]["decode_from"]) == 0
             self._preempt(victim, for_ever=hopeless)
             if victim == at:
-                return
+                return all_served
 
     def _on_their_way(self) -> int:
         """Return the blocks that come back when the copies in flight are done (trap 24)."""
-        return sum(len(p.destinations) + p.deferred if p.cancelled else p.gain for p in self.plans)
+        return sum(len(p.destinations) + p.deferred if p.cancelled else len(p.sources) for p in self.plans)
 
     def _preempt(self, index: int, *, for_ever: bool) -> None:
         """Take the memory of a running request; it waits again, before all others, or is refused ``for_ever``."""
@@ -248,8 +261,9 @@ class Scheduler:
 
     def leave(self, state: RequestState, kind: Kind, value: int) -> None:
         """Free everything a running request holds and keep its statistics; the caller takes it off ``running``."""
-        record = self.cache.store.s.rows[state.row]
-        state.length, state.produced = int(record["length"]), int(record["produced"])
+        # One call for all of its fields: each one alone costs as much.
+        record = dict(zip(_FIELDS, self.cache.store.s.rows[state.row].item(), strict=True))
+        state.length, state.produced = record["length"], record["produced"]
         keep_statistics(state.totals, record)
         for plan in self.plans:
             if plan.row == state.row and not plan.cancelled:
@@ -320,9 +334,7 @@ class Scheduler:
         """Return the blocks that running prompts are about to take (trap 17); vLLM does not count them."""
         if not self.cache.tracked:
             return 0
-        rows = self.cache.store.s.rows[self.running[: self.num_running]]
-        prompts = rows[rows["decode_from"] == 0]
-        return int((-(-prompts["length"] // self.cache.block_size) - prompts["blocks"]).sum())
+        return int(_missing(self.cache.store.s.rows, self.running, self.num_running, self.cache.block_size))
 
     # -- prefix caching ------------------------------------------------------------------------------------------------
 
@@ -364,12 +376,15 @@ class Scheduler:
             state.published = full
 
 
-def keep_statistics(totals: dict[str, Any], record: Any) -> None:
+_FIELDS = ROW.names or ()
+
+
+def keep_statistics(totals: dict[str, Any], record: dict[str, Any]) -> None:
     """Add a row's statistics to those of the rows that the request had before."""
     for name in ("decode_ns", "block_ns", "over_ns", "evicted", "moved"):
         totals[name] = totals.get(name, 0) + record[name]
-    totals["peak"] = max(totals.get("peak", 0), int(record["peak"]))
-    totals["blocks"] = int(record["blocks"])
-    totals["live"] = int(record["live"])
+    totals["peak"] = max(totals.get("peak", 0), record["peak"])
+    totals["blocks"] = record["blocks"]
+    totals["live"] = record["live"]
     if record["first_token_ns"]:
-        totals["first_token_ns"] = int(record["first_token_ns"])
+        totals["first_token_ns"] = record["first_token_ns"]

@@ -63,12 +63,17 @@ class SimConfig(BaseModel):
     gpu_memory_utilization: float = _field(
         MACHINE,
         0.9,
-        "Share of the device memory for weights, activations and KV cache together (vLLM: 0.9).",
+        "Share of the device memory for weights, activations and KV cache together "
+        "(vLLM: 0.9; 0.92 in newer versions).",
         gt=0,
         le=1,
     )
     kv_blocks: int | None = _field(
-        MACHINE, None, "Blocks in the KV pool; worked out from model, hardware and utilisation when not given.", ge=1
+        MACHINE,
+        None,
+        "Blocks in the KV pool, block 0 included, which is never handed out (vLLM's num_gpu_blocks); worked out from "
+        "model, hardware and utilisation when not given.",
+        ge=2,
     )
     block_size: int = _field(MACHINE, 16, "Token slots in a block (vLLM: 16 on NVIDIA devices).", ge=1)
 
@@ -94,12 +99,17 @@ class SimConfig(BaseModel):
         min_length=1,
     )
 
-    max_num_seqs: int = _field(SCHEDULER, 256, "Most requests that run at once (vLLM: 256).", ge=1)
+    max_num_seqs: int = _field(
+        SCHEDULER,
+        256,
+        "Most requests that run at once (vLLM: 256; 1024 in newer versions on devices from 70 GiB).",
+        ge=1,
+    )
     max_num_batched_tokens: int = _field(
         SCHEDULER, 8192, "Most tokens scheduled in a step (vLLM's server: 8192 on an H100-class device).", ge=1
     )
     max_model_len: int | None = _field(
-        SCHEDULER, None, "Longest prompt + output that is served; the model's own limit when not given (as vLLM).", ge=1
+        SCHEDULER, None, "Longest prompt + output that is served; the model's own limit when not given (as vLLM).", ge=2
     )
     long_prefill_token_threshold: int = _field(
         SCHEDULER, 0, "Most prompt tokens of one request scheduled in a step; 0 is no such limit (vLLM: 0).", ge=0
@@ -156,6 +166,14 @@ class SimConfig(BaseModel):
     )
     copy_cost: str = _field(
         COSTS, "bandwidth", "Time of a repack's copy: bandwidth, or linear:base_s=0,per_token_s=2e-5.", min_length=1
+    )
+    score_reads: float = _field(
+        COSTS,
+        0.5,
+        "What a policy that looks at attention costs: share of the KV that a step reads once more to get the "
+        "probabilities, which FlashAttention does not give (keys are half of K and V). Our choice; 0 assumes that they "
+        "come for free.",
+        ge=0,
     )
     seed: int = _field(WORKLOAD, 0, "Seed of everything that is drawn.", ge=0)
 

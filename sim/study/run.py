@@ -129,6 +129,7 @@ def build_engine(
         attention=attention,
         step_cost=build_step_cost(config.step_cost, model=model, hardware=hardware),
         copy_cost=build_copy_cost(config.copy_cost, model=model, hardware=hardware),
+        score_reads=config.score_reads,
         seed=config.seed,
         observer=observer,
         progress=progress,

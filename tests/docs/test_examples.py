@@ -40,9 +40,7 @@ def shell(page: str) -> str:
 def call(*command: str, cwd: Path, path: tuple[Path, ...] = ()) -> str:
     """Run a command with ``path`` and this checkout importable; return what it printed."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT)))}
-    result = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
+    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -94,7 +92,7 @@ def test_configuration_is_up_to_date() -> None:
     script = runpy.run_path(str(DOCS / "configuration_md.py"))
     expected = script["page"](SimConfig.model_json_schema())
     assert (DOCS / "configuration.md").read_text(encoding="utf-8") == expected, (
-        "docs/configuration.md is out of date: vtoken config schema | python docs/configuration_md.py > docs/configuration.md"
+        "out of date: vtoken config schema | python docs/configuration_md.py > docs/configuration.md"
     )
 
 

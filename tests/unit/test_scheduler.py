@@ -8,7 +8,7 @@ from sim.kv.cache import KVCache
 from sim.kv.replay import Replay
 from sim.kv.state import H
 from sim.serving.scheduler import Limits, RequestState, Scheduler, W
-from tests.support.serving import MS, fill, keep_only, recorded, recount, trace
+from tests.support.serving import MS, keep_only, recorded, recount, trace
 
 
 def waiting(number: int, prompt: int, output: int = 100) -> RequestState:
@@ -246,8 +246,26 @@ def test_blocks_on_their_way_back_are_waited_for():
     recount(scheduler.cache)
 
 
+def test_nobody_is_admitted_while_a_running_request_waits_for_a_copy():
+    scheduler = Scheduler(KVCache(16, 4, headroom_blocks=1), Limits())
+    rows = begun(scheduler, 16, 16, 16)
+    keep_only(scheduler.cache, rows[0], [3, 7, 11, 15])
+    scheduler.plans = [scheduler.cache.plan_repack(rows[0], 1)]  # type: ignore[list-item]
+    scheduler.waiting.append(waiting(3, 4))
+    assert scheduler.cache.pool.available_blocks == 1
+    scheduler.schedule()
+    # The first takes that block; the others wait for the copy, and the newcomer behind them.
+    assert scheduler.work[W.SEQS] == 1
+    assert scheduler.num_running == 3
+    scheduler.cache.apply_moves(scheduler.plans.pop())
+    step(scheduler)
+    scheduler.schedule()
+    assert scheduler.num_running == 4
+    assert scheduler.work[W.TOKENS] == 3 + 4
+
+
 def test_all_of_a_copys_blocks_count_as_on_their_way():
-    """Headroom 3 lent to a plan of 6 sources: 6 blocks come back, of which 3 refill the headroom, and 3 are to be had."""
+    """The headroom of 3 is lent to a plan of 6 sources: all 6 come back, and what is short is short of the headroom too."""
     scheduler = Scheduler(KVCache(20, 4, headroom_blocks=3), Limits())
     rows = begun(scheduler, 24, 32)
     keep_only(scheduler.cache, rows[0], range(1, 24, 2))
@@ -255,18 +273,17 @@ def test_all_of_a_copys_blocks_count_as_on_their_way():
     assert plan is not None
     assert (len(plan.sources), len(plan.destinations)) == (6, 3)
     scheduler.plans = [plan]
-    fill(scheduler.cache, 8, ordinal=7)  # the two blocks that were left
-    assert scheduler.cache.pool.available_blocks == -3
-    # A step of 9 tokens for the second: 3 blocks.
+    assert scheduler.cache.pool.available_blocks == -1
+    # 9 tokens of the second take 3 blocks: 4 are missing, more than the plan's gain of 3.
     scheduler.cache.store.s.rows[rows[1]]["length"] += 8
     scheduler.schedule()
     assert scheduler.preempted == []
     assert scheduler.num_running == 2
     scheduler.cache.apply_moves(scheduler.plans.pop())
-    assert scheduler.cache.pool.available_blocks == 3
+    assert scheduler.cache.pool.available_blocks == 5
     scheduler.schedule()
     assert scheduler.work[W.TOKENS] == 1 + 9
-    assert scheduler.cache.pool.available_blocks == 0
+    assert scheduler.cache.pool.available_blocks == 1
 
 
 def test_more_than_is_on_its_way_does_preempt_but_one_only():
@@ -277,7 +294,9 @@ def test_more_than_is_on_its_way_does_preempt_but_one_only():
     plan = scheduler.cache.plan_repack(rows[2], 1)
     assert plan is not None
     scheduler.plans = [plan]
-    scheduler.cache.store.s.rows[rows[0]]["length"] += 24  # wants 7 blocks; the copy brings 4 back, and 1 of those goes to the headroom
+    # 13 tokens take 4 blocks, and the headroom lacks one: 5 are missing. The copy brings 4 back; with the victim's
+    # destination it is 5.
+    scheduler.cache.store.s.rows[rows[0]]["length"] += 12
     scheduler.schedule()
     assert [state.ordinal for state in scheduler.preempted] == [2]
     assert plan.cancelled

@@ -63,7 +63,7 @@ class VToken(Reclaimer):
             slots = int(header[H.IN_TABLES]) * cache.block_size
             if slots == 0 or 1 - int(header[H.LIVE]) / slots <= self.theta_f:
                 return []
-            wanted = int(2 * low) - cache.pool.available_blocks + pressure.wanted_blocks
+            wanted = max(0, int(2 * low) - cache.pool.available_blocks) + pressure.wanted_blocks
         gain = np.empty(len(rows), np.int64)
         if not possible_gain(cache.store.s, rows, gain):
             return []

@@ -1,0 +1,237 @@
+"""The KV cache under any order of calls, judged by an interpreter of its events that shares no code with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import ClassVar
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from sim.kv.cache import KVCache
+from sim.kv.events import EVENT, Kind
+from sim.kv.repack import RepackPlan
+from sim.kv.replay import Replay
+from sim.kv.state import H
+from tests.support.serving import admit, alive, recount
+
+FIELDS = list(EVENT.names or ())[1:]
+
+
+class Machine(RuleBasedStateMachine):
+    """Requests come, write, lose tokens, are repacked by copies that take as long as they like, and go."""
+
+    happened: ClassVar[Counter[str]] = Counter()
+
+    @initialize(
+        size=st.sampled_from([4, 2, 16, 1]),
+        blocks=st.integers(12, 80),
+        headroom=st.integers(0, 4),
+        prompts=st.lists(st.integers(10, 120), min_size=1, max_size=3),
+    )
+    def begin(self, size: int, blocks: int, headroom: int, prompts: list[int]) -> None:
+        self.cache = KVCache(blocks, size, columns=("mark",), headroom_blocks=headroom, logging=True)
+        self.replay = Replay(size, blocks)
+        self.told = 0
+        self.rows: dict[int, int] = {}  # ordinal -> row
+        self.living: dict[int, list[int]] = {}
+        self.length: dict[int, int] = {}
+        self.away: list[int] = []  # preempted
+        self.plans: list[RepackPlan] = []
+        self.count = 0
+        for tokens in prompts:
+            if self.cache.pool.available_blocks > 0:
+                self.arrive(tokens)
+
+    def _write(self, ordinal: int, tokens: int) -> None:
+        row = self.rows[ordinal]
+        size = self.cache.block_size
+        tokens = min(tokens, self.cache.pool.available_blocks * size + -int(self.cache.store.s.rows[row]["written"]) % size)
+        if tokens > 0:
+            self.cache.sync_new_tokens(row, tokens)
+            self.living[ordinal] += range(self.length[ordinal], self.length[ordinal] + tokens)
+            self.length[ordinal] += tokens
+            end = int(self.cache.store.s.rows[row]["start"] + self.cache.store.s.rows[row]["live"])
+            self.cache.store.s.columns[0, end - tokens : end] = [1000 * ordinal + p for p in self.living[ordinal][-tokens:]]
+
+    def _open(self, ordinal: int, tokens: int) -> None:
+        self.rows[ordinal] = admit(self.cache, ordinal, tokens)
+        self.living[ordinal] = []
+        self.length[ordinal] = 0
+        self._write(ordinal, tokens)
+
+    def _plan_of(self, ordinal: int) -> RepackPlan | None:
+        return next((p for p in self.plans if p.ordinal == ordinal and not p.cancelled), None)
+
+    @precondition(lambda self: len(self.rows) < 5 and self.cache.pool.available_blocks > 0)
+    @rule(tokens=st.integers(1, 90))
+    def arrive(self, tokens: int) -> None:
+        self._open(self.count, tokens)
+        self.count += 1
+
+    @precondition(lambda self: self.away and self.cache.pool.available_blocks > 0)
+    @rule(tokens=st.integers(1, 90))
+    def come_back(self, tokens: int) -> None:
+        self._open(self.away.pop(0), tokens)
+        self.happened["recomputed"] += 1
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), tokens=st.integers(1, 40))
+    def write(self, data: st.DataObject, tokens: int) -> None:
+        ordinal = data.draw(st.sampled_from(sorted(self.rows)))
+        before = self.length[ordinal]
+        self._write(ordinal, tokens)
+        if self._plan_of(ordinal) is not None and self.length[ordinal] > before:
+            self.happened["appended mid-copy"] += 1
+
+    @precondition(lambda self: any(len(living) > 1 for living in self.living.values()))
+    @rule(data=st.data(), seed=st.integers(0, 1 << 30), share=st.sampled_from([0.6, 0.3, 0.05, 0.9]))
+    def die(self, data: st.DataObject, seed: int, share: float) -> None:
+        ordinal = data.draw(st.sampled_from([o for o in sorted(self.rows) if len(self.living[o]) > 1]))
+        self._die(ordinal, seed, share)
+
+    @precondition(lambda self: any(not plan.cancelled for plan in self.plans))
+    @rule(data=st.data(), seed=st.integers(0, 1 << 30), share=st.sampled_from([0.3, 0.1, 0.7]))
+    def die_mid_copy(self, data: st.DataObject, seed: int, share: float) -> None:
+        self._die(data.draw(st.sampled_from([p.ordinal for p in self.plans if not p.cancelled])), seed, share)
+
+    def _die(self, ordinal: int, seed: int, share: float) -> None:
+        living = np.array(self.living[ordinal])
+        dead = living[:-1][np.random.default_rng(seed).random(len(living) - 1) < share]
+        listed = len(self.cache.block_table(self.rows[ordinal]))
+        self.cache.evict_tokens(self.rows[ordinal], dead)
+        self.living[ordinal] = sorted(set(self.living[ordinal]) - set(dead.tolist()))
+        plan = self._plan_of(ordinal)
+        if plan is not None and set(dead.tolist()) & set(plan.position.tolist()):
+            self.happened["died mid-copy"] += 1
+            if len(self.cache.block_table(self.rows[ordinal])) < listed:
+                self.happened["block freed beside a copy"] += 1
+
+    @precondition(lambda self: self.rows and self.cache.pool.free_blocks > 0)
+    @rule(data=st.data(), most=st.integers(1, 12), seed=st.integers(0, 1 << 30))
+    def thin_out_and_plan(self, data: st.DataObject, most: int, seed: int) -> None:
+        ordinal = data.draw(st.sampled_from(sorted(self.rows)))
+        self._die(ordinal, seed, 0.5)
+        self._plan(ordinal, most)
+
+    @precondition(lambda self: self.rows and self.cache.pool.free_blocks > 0)
+    @rule(data=st.data(), most=st.integers(1, 12))
+    def plan(self, data: st.DataObject, most: int) -> None:
+        self._plan(data.draw(st.sampled_from(sorted(self.rows))), most)
+
+    def _plan(self, ordinal: int, most: int) -> None:
+        busy = self._plan_of(ordinal) is not None
+        plan = self.cache.plan_repack(self.rows[ordinal], most)
+        assert plan is None or not busy
+        if plan is not None:
+            assert 0 < len(plan.destinations) <= min(most, 12)
+            assert plan.gain > 0
+            self.plans.append(plan)
+            self.happened["planned"] += 1
+
+    @precondition(lambda self: self.plans)
+    @rule(data=st.data())
+    def land(self, data: st.DataObject) -> None:
+        """Copies end in any order."""
+        plan = self.plans.pop(data.draw(st.integers(0, len(self.plans) - 1)))
+        cancelled = plan.cancelled
+        free, headers = self.cache.pool.free_blocks, self.cache.store.s.header.copy()
+        freed = self.cache.apply_moves(plan)
+        died = int(self.cache.store.s.header[H.FREED_BY_DEATH] - headers[H.FREED_BY_DEATH])
+        back = self.cache.pool.free_blocks - free
+        if cancelled:
+            assert freed == 0
+            assert back == len(plan.destinations) + plan.deferred
+            self.happened["landed after its request left"] += 1
+        elif freed:
+            assert back == len(plan.destinations) + freed + died
+            self.happened["committed"] += 1
+            if self.cache.store.s.header[H.MOVED] - headers[H.MOVED] < plan.tokens:
+                self.happened["committed without its dead"] += 1
+        else:
+            assert back == len(plan.destinations) + died
+            assert self.cache.store.s.header[H.MOVED] == headers[H.MOVED]
+            self.happened["not worth it any more"] += 1
+
+    @precondition(lambda self: len(self.rows) > 1)
+    @rule(data=st.data(), kind=st.sampled_from([Kind.FINISH, Kind.PREEMPT]))
+    def leave(self, data: st.DataObject, kind: Kind) -> None:
+        ordinal = data.draw(st.sampled_from(sorted(self.rows)))
+        plan = self._plan_of(ordinal)
+        if plan is not None:
+            self.cache.cancel(plan)
+            self.happened[f"{kind.name} mid-copy"] += 1
+        self.cache.close(self.rows.pop(ordinal), kind, self.length[ordinal])
+        del self.living[ordinal], self.length[ordinal]
+        if kind == Kind.PREEMPT:
+            self.away.append(ordinal)
+
+    @precondition(lambda self: any(self._plan_of(ordinal) is None for ordinal in self.rows))
+    @rule(data=st.data())
+    def pack(self, data: st.DataObject) -> None:
+        ordinal = data.draw(st.sampled_from([o for o in sorted(self.rows) if self._plan_of(o) is None]))
+        row = self.rows[ordinal]
+        self.cache.pack(np.array([row]))
+        assert len(self.cache.block_table(row)) == -(-len(self.living[ordinal]) // self.cache.block_size)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        self.cache.trim_cells(np.array([self.rows[data.draw(st.sampled_from(sorted(self.rows)))]]))
+
+    @invariant()
+    def the_oracle_agrees(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        log = self.cache.event_log()
+        self.replay.apply(log.records[FIELDS][self.told :].tolist())
+        self.told = len(log)
+        self.replay.check()
+        recount(self.cache)
+        size = self.cache.block_size
+        for ordinal, row in self.rows.items():
+            assert self.cache.block_table(row) == self.replay.table(ordinal)
+            assert alive(self.cache, row) == self.living[ordinal] == sorted(self.replay.requests[ordinal].slots)
+            slots = {p: divmod(slot, size) for p, slot in self.replay.requests[ordinal].slots.items()}
+            assert {p: self.cache.lookup(row, p) for p in self.living[ordinal]} == slots
+            assert int(self.cache.store.s.rows[row]["written"]) == self.replay.requests[ordinal].written
+            start = int(self.cache.store.s.rows[row]["start"])
+            marks = self.cache.store.s.columns[0, start : start + len(slots)]
+            assert marks.tolist() == [1000 * ordinal + p for p in self.living[ordinal]]
+        # Blocks in use are those in tables and those of copies under way.
+        copies = {int(b) for plan in self.plans for b in plan.destinations}
+        copies |= {int(b) for plan in self.plans if plan.cancelled for b in plan.sources}
+        listed = {b for row in self.rows.values() for b in self.cache.block_table(row)}
+        assert not copies & listed
+        assert self.cache.pool.used_blocks == len(copies) + len(listed)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        for ordinal in sorted(self.rows):
+            plan = self._plan_of(ordinal)
+            if plan is not None:
+                self.cache.cancel(plan)
+            self.cache.close(self.rows[ordinal], Kind.FINISH, 0)
+        for plan in self.plans:
+            self.cache.apply_moves(plan)
+        self.rows, self.plans = {}, []
+        self.the_oracle_agrees()
+        assert not self.replay.holders
+        assert self.cache.pool.free_blocks == self.cache.pool.usable_blocks
+
+
+def test_any_order_of_calls():
+    Machine.happened.clear()
+    run_state_machine_as_test(
+        Machine, settings=settings(max_examples=120, stateful_step_count=40, derandomize=True, deadline=None)
+    )
+    seen = Machine.happened
+    for what in (
+        "planned", "committed", "committed without its dead", "died mid-copy", "appended mid-copy", "recomputed",
+        "FINISH mid-copy", "PREEMPT mid-copy", "landed after its request left", "not worth it any more",
+        "block freed beside a copy",
+    ):  # fmt: skip
+        assert seen[what] > 0, f"no example had: {what} ({dict(seen)})"
