@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import numba
 import numpy as np
 
-__all__ = ["njit"]
+__all__ = ["njit", "records"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,6 +54,13 @@ def njit(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
         return kernel
 
     return compiled if function is None else compiled(function)
+
+
+def records(count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return ``count`` zeroed records whose fields kernels may write ``array[i].field``, compiled or not."""
+    array = np.zeros(count, dtype)
+    # Numba knows fields of plain arrays; Python knows them of record arrays only, which numba is slow to take.
+    return array.view(np.recarray) if numba.config.DISABLE_JIT else array
 
 
 def _stamp_with_what_is_compiled_in(kernel: Any) -> None:

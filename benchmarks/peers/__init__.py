@@ -33,7 +33,7 @@ class Peer:
     version
         The version to install.
     setting
-        What it simulates, in words.
+        What it simulates: device and requests a second.
     command
         Makes the command from the environment's ``bin``, the number of requests and a directory for results.
     """
@@ -113,6 +113,6 @@ def _sched_sim(binaries: Path, requests: int, out: Path) -> Sequence[str | Path]
     return [binaries / "python", HERE / "run_sched_sim.py", str(requests)]
 
 
-AISIMULATE = Peer("aisimulate", "0.13.0.dev202610270000000085", "H100, 16 requests/s", _aisimulate)
-SCHED_SIM = Peer("sched-sim", "0.2.1", "A100, 8 requests/s", _sched_sim)
+AISIMULATE = Peer("aisimulate", "0.13.0.dev202610270000000085", "H100, 16/s", _aisimulate)
+SCHED_SIM = Peer("sched-sim", "0.2.1", "A100, 8/s", _sched_sim)
 PEERS = (AISIMULATE, SCHED_SIM)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sim.jit import records
 from sim.kv.events import EVENT
 
 __all__ = ["BLOCK", "ROW", "H", "State", "Store"]
@@ -42,9 +43,9 @@ ROW = np.dtype(
         ("live", "i4"),  # live tokens
         ("decode_from", "i4"),  # length when the prompt (or the recompute) was complete; 0 before
         ("tracked", "i4"),  # 1 if tokens have cells; without a policy that evicts nobody looks at single tokens
-        ("cap", "i4"),  # cells it was given, from `base` on
-        ("base", "i8"),
-        ("start", "i8"),  # its first cell in use; moves away from `base` when an old token dies
+        ("cap", "i4"),  # cells it was given, from `origin` on
+        ("origin", "i8"),
+        ("start", "i8"),  # its first cell in use; moves away from `origin` when an old token dies
         ("busy_from", "i4"),  # table indices [busy_from, busy_to) are sources of a repack in flight
         ("busy_to", "i4"),
         ("plan", "i4"),  # number of that repack, or -1
@@ -101,7 +102,7 @@ class Store:
     """Owns a :class:`State` and makes its arrays larger when asked."""
 
     def __init__(self, num_blocks: int, block_size: int, *, columns: int = 0, logging: bool = False) -> None:
-        blocks = np.zeros(num_blocks, BLOCK)
+        blocks = records(num_blocks, BLOCK)
         ids = np.arange(num_blocks)
         blocks["next"] = (ids + 1) % num_blocks
         blocks["prev"] = (ids - 1) % num_blocks
@@ -112,13 +113,13 @@ class Store:
         self.s = State(
             header=header,
             blocks=blocks,
-            rows=np.zeros(64, ROW),
+            rows=records(64, ROW),
             table=np.zeros((64, 64), np.int32),
             position=np.zeros(1024, np.int32),
             slot=np.zeros(1024, np.int32),
             columns=np.zeros((columns, 1024), np.float32),
             dropped=np.zeros(num_blocks, np.int32),
-            events=np.zeros(4096 if logging else 1, EVENT),
+            events=records(4096 if logging else 1, EVENT),
             block_size=block_size,
         )
 
@@ -151,6 +152,7 @@ class Store:
 
 def _widen(array: np.ndarray, length: int) -> np.ndarray:
     """Return a copy with ``length`` entries, the new ones zero."""
-    wider = np.zeros((length, *array.shape[1:]), array.dtype)
+    fields = array.dtype.names is not None
+    wider = records(length, array.dtype) if fields else np.zeros((length, *array.shape[1:]), array.dtype)
     wider[: len(array)] = array
     return wider

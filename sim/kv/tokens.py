@@ -284,10 +284,10 @@ def _slide_row(s: State, row: int, to: int) -> None:
 def make_room(s: State, row: int, count: int) -> bool:
     """Say whether the row has cells for ``count`` more tokens, after moving back to its first cell if that helps."""
     record = s.rows[row]
-    if record.tracked and record.start + record.live + count > record.base + record.cap:
+    if record.tracked and record.start + record.live + count > record.origin + record.cap:
         if record.live + count > record.cap:
             return False
-        _slide_row(s, row, record.base)
+        _slide_row(s, row, record.origin)
     return True
 
 
@@ -297,7 +297,7 @@ def _slide(s: State, rows: np.ndarray) -> int:
     top = 0
     for row in rows:
         _slide_row(s, row, top)
-        s.rows[row].base = top
+        s.rows[row].origin = top
         top += s.rows[row].cap
     return top
 
@@ -319,7 +319,7 @@ class CellArena:
         """Give ``row``, which has no tokens yet, room for ``cells`` tokens."""
         start = self._place(cells)
         record = self._store.s.rows[row]
-        record["base"], record["start"], record["cap"] = start, start, cells
+        record["origin"], record["start"], record["cap"] = start, start, cells
         self._ask(row, cells)
 
     def resize(self, row: int, cells: int) -> None:
@@ -335,9 +335,9 @@ class CellArena:
             s = self._store.s
             mine = slice(start, start + len(position))
             s.position[mine], s.slot[mine], s.columns[:, mine] = position, slot, columns
-            record["base"] = record["start"] = start
+            record["origin"] = record["start"] = start
         else:
-            _slide_row(self._store.s, row, int(record["base"]))
+            _slide_row(self._store.s, row, int(record["origin"]))
             self._forget(row)
         record["cap"] = cells
         self._ask(row, cells)

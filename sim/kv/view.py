@@ -11,6 +11,8 @@ from sim.jit import njit
 
 __all__ = ["View"]
 
+_N, _KEEP = 2, 5
+
 
 class View:
     """Some requests (B of them) and the per-token columns of all (A cells).
@@ -70,7 +72,7 @@ class View:
         attended: bool = False,
     ) -> None:
         self._numbers = numbers
-        self.row, self.start, self.n, self.length, self.prompt, self.keep = numbers
+        self.row, self.start, self.n, self.length, self.prompt, self.keep = numbers  # the order of _N and _KEEP
         self.key = key
         self.position = position
         self.columns = columns
@@ -109,10 +111,37 @@ class View:
         self._model.query(self, back, out)
         return out
 
+    def over_budget(self) -> tuple[View, NDArray[np.int64]]:
+        """Return the view of the requests that hold more than their budget, and int64[B], by how many tokens each."""
+        numbers, key = np.empty_like(self._numbers), np.empty_like(self.key)
+        excess = np.empty(len(self), np.int64)
+        count = _over_budget(self._numbers, self.key, numbers, key, excess)
+        return self._with(numbers[:, :count], key[:count]), excess[:count]
+
     def subset(self, where: NDArray[np.bool_] | NDArray[np.int64]) -> View:
         """Return the view of some of these requests."""
-        numbers, key = self._numbers[:, where], self.key[where]
+        # Rows side by side in memory, as in any other view: kernels are compiled for that.
+        return self._with(np.ascontiguousarray(self._numbers[:, where]), self.key[where])
+
+    def _with(self, numbers: NDArray[np.int64], key: NDArray[np.uint64]) -> View:
         return View(numbers, key, self.position, self.columns, self.scratch, self._model, self._attended)
+
+
+@njit
+def _over_budget(
+    numbers: np.ndarray, key: np.ndarray, new_numbers: np.ndarray, new_key: np.ndarray, excess: np.ndarray
+) -> int:
+    """Move requests with more live tokens than they may keep together; return how many there are."""
+    count = 0
+    for b in range(len(key)):
+        more = numbers[_N, b] - numbers[_KEEP, b]
+        if more > 0:
+            for k in range(len(numbers)):
+                new_numbers[k, count] = numbers[k, b]
+            new_key[count] = key[b]
+            excess[count] = more
+            count += 1
+    return count
 
 
 @njit

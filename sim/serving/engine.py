@@ -490,6 +490,7 @@ class Engine:
             plans = self._reclaimer.after_step(self.cache, running, pressure, self._copy is not None)
             if plans:
                 self._launch(plans)
+                self._pass_fence()  # a copy that takes no time is complete
         self.step += 1
         if self._observer is not None:
             self._observer.applied(self, self._finished)
@@ -520,12 +521,8 @@ class Engine:
             self._evict_excess(view)
 
     def _evict_excess(self, view: View) -> None:
-        excess = view.n - view.keep
-        over = excess > 0
-        count = int(np.count_nonzero(over))
-        if count:
-            if count < len(view):
-                view, excess = view.subset(over), excess[over]
+        view, excess = view.over_budget()
+        if len(view):
             victims, counts = self._policy.select(view, excess)
             self.cache.evict_cells(view.row, victims, counts)
 

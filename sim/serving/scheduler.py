@@ -123,7 +123,7 @@ def _serve_running(
         short = record.written + tokens - record.blocks * size
         if short > 0 and (short + size - 1) // size > header[H.FREE] - header[H.RESERVE]:
             return at, _NEEDS_BLOCKS
-        if record.start + record.live + tokens > record.base + record.cap and not make_room(s, row, tokens):
+        if record.start + record.live + tokens > record.origin + record.cap and not make_room(s, row, tokens):
             return at, _NEEDS_CELLS
         before = record.written
         if tokens == 1 and short <= 0 and not header[H.LOGGING]:

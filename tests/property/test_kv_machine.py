@@ -8,7 +8,14 @@ from typing import ClassVar
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from sim.kv.cache import KVCache
 from sim.kv.events import EVENT, Kind
@@ -48,13 +55,15 @@ class Machine(RuleBasedStateMachine):
     def _write(self, ordinal: int, tokens: int) -> None:
         row = self.rows[ordinal]
         size = self.cache.block_size
-        tokens = min(tokens, self.cache.pool.available_blocks * size + -int(self.cache.store.s.rows[row]["written"]) % size)
+        tail = -int(self.cache.store.s.rows[row]["written"]) % size
+        tokens = min(tokens, self.cache.pool.available_blocks * size + tail)
         if tokens > 0:
             self.cache.sync_new_tokens(row, tokens)
             self.living[ordinal] += range(self.length[ordinal], self.length[ordinal] + tokens)
             self.length[ordinal] += tokens
             end = int(self.cache.store.s.rows[row]["start"] + self.cache.store.s.rows[row]["live"])
-            self.cache.store.s.columns[0, end - tokens : end] = [1000 * ordinal + p for p in self.living[ordinal][-tokens:]]
+            marks = [1000 * ordinal + p for p in self.living[ordinal][-tokens:]]
+            self.cache.store.s.columns[0, end - tokens : end] = marks
 
     def _open(self, ordinal: int, tokens: int) -> None:
         self.rows[ordinal] = admit(self.cache, ordinal, tokens)
@@ -134,7 +143,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.plans)
     @rule(data=st.data())
     def land(self, data: st.DataObject) -> None:
-        """Copies end in any order."""
+        """Let any of the copies end."""
         plan = self.plans.pop(data.draw(st.integers(0, len(self.plans) - 1)))
         cancelled = plan.cancelled
         free, headers = self.cache.pool.free_blocks, self.cache.store.s.header.copy()

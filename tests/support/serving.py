@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from sim.kv.blocks import emit
 from sim.kv.cache import KVCache
 from sim.kv.events import Kind
 from sim.kv.policies import policies
-from sim.kv.reclaim import reclaimers
+from sim.kv.reclaim import Reclaimer, reclaimers
 from sim.kv.state import H
 from sim.serving.attention import build_attention
 from sim.serving.copy import copy_costs
@@ -48,7 +49,7 @@ def engine(
     source: Trace,
     *,
     policy: str = "full",
-    reclaimer: str = "none",
+    reclaimer: str | Reclaimer = "none",
     budget: float = 1.0,
     budget_tokens: int = 0,
     blocks: int = 1000,
@@ -79,7 +80,7 @@ def engine(
         scheduler=Scheduler(cache, Limits(**limits), source.hash_tokens),
         policy=policy_,
         budget=Budget(budget, budget_tokens),
-        reclaimer=reclaimers.build(reclaimer),
+        reclaimer=reclaimers.build(reclaimer) if isinstance(reclaimer, str) else reclaimer,
         attention=model,
         step_cost=step_costs.build(step),
         copy_cost=copy_costs.build(copy),
@@ -131,9 +132,9 @@ def recount(cache: KVCache) -> None:
         if not record["tracked"]:
             continue
         start, end = int(record["start"]), int(record["start"] + record["live"])
-        assert record["base"] <= start
-        assert end <= record["base"] + record["cap"]
-        cells.append((int(record["base"]), int(record["base"] + record["cap"])))
+        assert record["origin"] <= start
+        assert end <= record["origin"] + record["cap"]
+        cells.append((int(record["origin"]), int(record["origin"] + record["cap"])))
         assert (np.diff(s.position[start:end]) > 0).all()
         index = {block: k for k, block in enumerate(table)}
         physical = [index[slot // size] * size + slot % size for slot in s.slot[start:end].tolist()]
@@ -146,7 +147,7 @@ def recount(cache: KVCache) -> None:
             b: int(s.blocks["live"][b]) for b in live if s.blocks["ref"][b] == 1
         }
         cells.sort()
-        assert all(first[1] <= second[0] for first, second in zip(cells, cells[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(cells))
         assert cells[-1][1] <= cache.arena.top <= len(s.position)
 
 
@@ -225,6 +226,7 @@ class Recorder(Steps):
         )
 
     def applied(self, engine: Engine, finished: int) -> None:
+        del finished
         self.ends_ns.append(engine.now_ns)
 
 

@@ -22,7 +22,7 @@ TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
     budget=st.floats(0.01, 1.0),
     seed=st.integers(0, 2**62),
     caching=st.booleans(),
-    blocks=st.none() | st.integers(1, 10**9),
+    blocks=st.none() | st.integers(2, 10**9),
 )
 def test_toml_and_json_round_trip(trace: str, budget: float, seed: int, caching: bool, blocks: int | None) -> None:
     config = SimConfig(
@@ -75,7 +75,7 @@ def test_overlay_lets_a_flag_replace_the_rival_field_of_a_file() -> None:
         ({"budget_tokens": 0}, "budget_tokens: expected greater than or equal to 1, got 0"),
         ({"seed": -1}, "seed: expected greater than or equal to 0, got -1"),
         ({"seed": True}, "seed: expected a valid integer, got True"),
-        ({"kv_blocks": 0}, "kv_blocks: expected greater than or equal to 1"),
+        ({"kv_blocks": 0}, "kv_blocks: expected greater than or equal to 2"),
         ({"rate_scale": 0.0}, "rate_scale: expected greater than 0"),
         ({"repack_when": "never"}, "repack_when: expected 'pressure' or 'always', got 'never'"),
         ({"reclaimer": "none", "policy": "h2o"}, "use policy full"),
@@ -157,6 +157,7 @@ def test_hash_changes_with_every_field() -> None:
         "attention": "uniform",
         "step_cost": "linear:base_s=0.1,per_token_s=0",
         "copy_cost": "linear:base_s=0.1,per_token_s=0",
+        "score_reads": 0.25,
         "seed": 1,
     }
     assert {*other, "budget", "budget_tokens"} == set(SimConfig.model_fields)

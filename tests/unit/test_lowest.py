@@ -6,9 +6,7 @@ from hypothesis.extra import numpy as hnp
 
 from sim.kv.policies.base import lowest
 
-FLOATS = st.one_of(
-    st.floats(width=32, allow_nan=False), st.sampled_from([0.0, 1.0, -1.0, np.inf, -np.inf, 1e-40, 0.5])
-)
+FLOATS = st.one_of(st.floats(width=32, allow_nan=False), st.sampled_from([0.0, 1.0, -1.0, np.inf, -np.inf, 1e-40, 0.5]))
 
 
 @settings(max_examples=300, derandomize=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -190,7 +191,7 @@ def test_scissorhands_forgets_votes_older_than_its_history():
     policy = policies.build("scissorhands:threshold=0,recent=1,history=2")
     # Queries 3, 4: votes 0:1, 1:0, 2:2, 3:1. Dead: 1.
     # Query 5 takes the place of query 3: 0:1, 2:2, 3:0, 4:1. Dead: 3.
-    # Query 6 takes the place of query 4: 0:0, 2:2, 4:0, 5:1 (0.2 is above the mean of five). Dead: 0, the oldest of equals.
+    # Query 6 takes the place of query 4: 0:0, 2:2, 4:0, 5:1 (0.2 was above the mean). Dead: 0, the oldest of equals.
     assert serve(policy, attention, 5, 2, tokens=4) == [[0, 2, 3, 4], [0, 2, 4, 5], [2, 4, 5, 6]]
 
 
@@ -278,7 +279,7 @@ def test_random_draws_anew_at_each_length_or_once_for_all():
     score = policies.build("random:redraw=false").score(cache.view(np.array([row])))
     start = int(cache.store.s.rows[row]["start"])
     worth = score[start : start + 71]
-    for before, after in zip(once, once[1:], strict=False):
+    for before, after in itertools.pairwise(once):
         (dead,) = set(before) - set(after)
         assert worth[dead] <= min(worth[token] for token in after[:-2])
 
@@ -287,8 +288,10 @@ def test_random_draws_anew_at_each_length_or_once_for_all():
 
 
 @pytest.mark.parametrize("name", EVICTING)
-@pytest.mark.parametrize(("prompt", "share", "tokens"), [(200, 0.3, 0), (200, 0.7, 0), (57, 0, 20), (1, 0.5, 0), (1, 0, 1),
-                                                        (3, 0, 2), (300, 0, 1), (40, 0.05, 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompt", "share", "tokens"),
+    [(200, 0.3, 0), (200, 0.7, 0), (57, 0, 20), (1, 0.5, 0), (1, 0, 1), (3, 0, 2), (300, 0, 1), (40, 0.05, 0)],
+)
 def test_a_policy_keeps_to_its_budget_and_to_the_newest_token(name: str, prompt: int, share: float, tokens: int):
     policy = policies.build(name)
     seen = serve(policy, model_for(policy), prompt, 30, share=share, tokens=tokens)
@@ -298,7 +301,7 @@ def test_a_policy_keeps_to_its_budget_and_to_the_newest_token(name: str, prompt:
         assert len(now) == min(keep, computed)
         assert now[-1] == computed - 1
         assert now == sorted(set(now))
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in itertools.pairwise(seen):
         assert set(after[:-1]) <= set(before), "the dead stay dead"
 
 

@@ -13,7 +13,7 @@ CALM = Pressure(running=0, wanted_blocks=0)
 
 
 def thin(*living: int, blocks: int = 101, headroom: int = 10) -> tuple[KVCache, np.ndarray]:
-    """Requests of 10 full blocks of 4 and a tail of one token, with this many live tokens in each full block."""
+    """Make requests of 10 full blocks of 4 and a tail of one token, with this many live tokens in each full block."""
     cache = KVCache(blocks, 4, headroom_blocks=headroom)
     rows = []
     for number, live in enumerate(living):
@@ -56,7 +56,7 @@ def test_vtoken_rests_while_fragmentation_is_below_its_threshold():
 def test_vtoken_repacks_those_with_most_to_gain_first():
     cache, rows = thin(3, 1, 2, blocks=45)
     plans = ask(cache, rows, "vtoken")
-    assert [plan.ordinal for plan in plans][0] == 1
+    assert plans[0].ordinal == 1
     assert [plan.gain for plan in plans] == sorted((plan.gain for plan in plans), reverse=True)
     recount(cache)
 

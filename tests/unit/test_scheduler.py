@@ -88,8 +88,10 @@ def test_first_come_first_served_and_nobody_overtakes():
 
 
 def test_the_latest_is_preempted_and_nothing_is_admitted_in_that_step():
-    """Seven blocks of 4. Two requests of 12 + 1 tokens need 4 blocks each: the second goes, and waits before the third."""
-    steps, outcome, engine = recorded(trace((0, 12, 6), (0, 12, 6), (3 * MS, 4, 2)), blocks=8, block_size=4, logging=True)
+    """Seven blocks of 4. Two requests of 13 tokens need 4 blocks each: the second goes, and waits before the third."""
+    steps, outcome, engine = recorded(
+        trace((0, 12, 6), (0, 12, 6), (3 * MS, 4, 2)), blocks=8, block_size=4, logging=True
+    )
     assert [s.preempted for s in steps[:2]] == [[], [1]]
     assert steps[1].running == [0]
     assert steps[1].waiting == [1]
@@ -116,7 +118,8 @@ def test_a_request_that_is_its_own_victim_ends_the_scan():
     scheduler = Scheduler(KVCache(8, 4), Limits())
     rows = begun(scheduler, 11, 12)
     scheduler.schedule()
-    assert scheduler.preempted == [] and scheduler.num_running == 2
+    assert scheduler.preempted == []
+    assert scheduler.num_running == 2
     step(scheduler)
     # 12 + 13 tokens take 3 + 4 blocks: all there are. Request 0 takes no block now but one later.
     assert scheduler.cache.pool.free_blocks == 0
@@ -180,7 +183,9 @@ def test_what_running_prompts_are_about_to_take_is_not_admitted_on():
 
 
 def test_a_request_ends_at_the_longest_length_that_is_served():
-    _, outcome, engine = recorded(trace((0, 20, 100), (0, 31, 5), (0, 32, 5), (0, 5, 3)), max_model_len=32, logging=True)
+    _, outcome, engine = recorded(
+        trace((0, 20, 100), (0, 31, 5), (0, 32, 5), (0, 5, 3)), max_model_len=32, logging=True
+    )
     # Of prompt and output together at most 32 tokens; a prompt of 32 leaves room for none.
     assert outcome.requests["output_tokens"].tolist() == [12, 1, 0, 3]
     assert outcome.requests["status"].tolist() == ["finished", "finished", "refused", "finished"]
@@ -209,8 +214,8 @@ def test_limits_that_mean_nothing_are_refused(field: str, value: float):
 def short_of_blocks(copy: bool) -> Scheduler:
     """Three requests of 16 tokens fill 12 of 13 blocks of 4; two of them need another one.
 
-    The first has one live token in each of its blocks, so that a repack in flight (into the last free block) brings back
-    four.
+    The first has one live token in each of its blocks, so that a repack in flight (into the last free block) brings
+    back four.
     """
     scheduler = Scheduler(KVCache(14, 4, headroom_blocks=1), Limits())
     rows = begun(scheduler, 16, 16, 16)
@@ -265,7 +270,7 @@ def test_nobody_is_admitted_while_a_running_request_waits_for_a_copy():
 
 
 def test_all_of_a_copys_blocks_count_as_on_their_way():
-    """The headroom of 3 is lent to a plan of 6 sources: all 6 come back, and what is short is short of the headroom too."""
+    """The headroom of 3 is lent to a plan of 6 sources: all 6 come back, and what is short counts the headroom too."""
     scheduler = Scheduler(KVCache(20, 4, headroom_blocks=3), Limits())
     rows = begun(scheduler, 24, 32)
     keep_only(scheduler.cache, rows[0], range(1, 24, 2))
@@ -310,7 +315,9 @@ def test_more_than_is_on_its_way_does_preempt_but_one_only():
 def test_events_of_a_step_fit_however_many_blocks_preemptions_give_back():
     """Kernels write events without asking for room: the log must have it, a victim's hundreds of FREEs included."""
     source = trace(*((0, 100, 200) for _ in range(40)))
-    _, _, engine = recorded(source, blocks=4200, block_size=1, max_num_seqs=40, max_num_batched_tokens=4096, logging=True)
+    _, _, engine = recorded(
+        source, blocks=4200, block_size=1, max_num_seqs=40, max_num_batched_tokens=4096, logging=True
+    )
     s = engine.cache.store.s
     assert s.header[H.EVENTS] <= len(s.events)
     Replay.of(engine.cache.event_log())
@@ -358,6 +365,7 @@ def test_totals_of_prefix_caching_are_right_at_every_step():
             recount(engine.cache)
 
         def applied(self, engine, finished):
+            del finished
             recount(engine.cache)
 
     rng = np.random.default_rng(2)

@@ -142,7 +142,7 @@ def test_a_front_that_moves_slides_back_instead_of_asking_for_more_cells():
         cache.store.s.columns[0, cell] = position
         if position >= 14:
             cache.evict_tokens(row, [position - 10])  # near the front: the front moves
-            assert cache.store.s.rows[row]["start"] > record["base"]
+            assert cache.store.s.rows[row]["start"] > record["origin"]
     assert cache.store.s.rows[row]["cap"] == cap
     assert slid > 10
     start = int(cache.store.s.rows[row]["start"])

@@ -53,4 +53,4 @@ class H2O(ScorePolicy):
 
     def protect(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Protect the recent share of the budget."""
-        return np.zeros(len(view), np.int64), np.ceil(self.recent * view.keep).astype(np.int64)
+        return np.zeros(len(view), np.int64), (self.recent * view.keep).astype(np.int64)

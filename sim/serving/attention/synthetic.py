@@ -224,7 +224,7 @@ _LIMITS = {
     "region_bits": (0, 16),
     "region_steps_bits": (0, 16),
     "token_steps_bits": (0, 16),
-    "noise_floor": (-100.0, 1.0),
+    "noise_floor": (-100.0, 0.0),
     "score_weight": (-1.0, 1.0),
     "score_region": (0.0, 1.0),
     "score_region_memory": (0.0, 0.999),
