@@ -60,7 +60,7 @@ def records(count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Return ``count`` zeroed records whose fields kernels may write ``array[i].field``, compiled or not."""
     array = np.zeros(count, dtype)
     # Numba knows fields of plain arrays; Python knows them of record arrays only, which numba is slow to take.
-    return array.view(np.recarray) if numba.config.DISABLE_JIT else array
+    return array.view(np.recarray) if getattr(numba.config, "DISABLE_JIT", 0) else array
 
 
 def _stamp_with_what_is_compiled_in(kernel: Any) -> None:

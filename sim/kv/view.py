@@ -99,6 +99,15 @@ class View:
             self._attended = True
         return out
 
+    def add_attention(self, column: str) -> None:
+        """Do ``add(column, attention())``, in one pass over memory if the model can (``attend_and_add``)."""
+        both = getattr(self._model, "attend_and_add", None)
+        if both is None or self._attended:
+            self.add(column, self.attention())
+        else:
+            both(self, self.scratch[0], self.columns[column])
+            self._attended = True
+
     def accumulated(self) -> NDArray[np.float32]:
         """Return float32[A]: attention each token got from all queries of its prompt, summing to ``length``."""
         out: NDArray[np.float32] = self.scratch[1]

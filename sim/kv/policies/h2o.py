@@ -45,7 +45,7 @@ class H2O(ScorePolicy):
 
     def observe(self, view: View) -> None:
         """Add the attention of the newest query."""
-        view.add("h2o_accumulated", view.attention())
+        view.add_attention("h2o_accumulated")
 
     def score(self, view: View) -> NDArray[np.float32]:
         """Return the accumulated attention."""

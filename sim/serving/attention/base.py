@@ -44,7 +44,8 @@ class AttentionModel(Protocol):
     def attend(self, view: View, out: NDArray[np.float32]) -> None:
         """Write the attention of the newest query over the live tokens: ``out`` sums to 1 over a request.
 
-        The newest token is the last cell of its row; its columns are filled here.
+        The newest token is the last cell of its row; its columns are filled here. A model may also have
+        ``attend_and_add(view, out, total)``, which adds the answer to ``total`` in the same pass over memory.
         """
 
 

@@ -24,6 +24,7 @@ from sim.serving.attention.bits import add, band, bits_of, mix, mul, row_sum, sh
 __all__ = ["Synthetic"]
 
 _WEIGHT = "attention_weight"
+_NOTHING = np.zeros(0, np.float32)
 _LOG2_E = 1.0 / math.log(2.0)
 _OCTAVE = 2.0**23
 """A factor of two, as a step in the bit pattern of a float32: kernels add up logarithms in this unit."""
@@ -198,7 +199,18 @@ class Synthetic:
         """Write the attention of the newest query, and give the newest token its weight."""
         self._attend(view, 0, True, out)
 
-    def _attend(self, view: View, back: int, newest: bool, out: NDArray[np.float32]) -> None:
+    def attend_and_add(self, view: View, out: NDArray[np.float32], total: NDArray[np.float32]) -> None:
+        """Do what :meth:`attend` does and add it to ``total``, in one pass over memory."""
+        self._attend(view, 0, True, out, total)
+
+    def _attend(
+        self,
+        view: View,
+        back: int,
+        newest: bool,
+        out: NDArray[np.float32],
+        total: NDArray[np.float32] = _NOTHING,
+    ) -> None:
         _attend(
             view.key,
             view.start,
@@ -212,6 +224,7 @@ class Synthetic:
             self._rows,
             self._steps,
             out,
+            total,
         )
 
 
@@ -344,7 +357,9 @@ def _attend(
     r: NDArray[np.float32],
     steps: NDArray[np.uint32],
     out: NDArray[np.float32],
+    total: NDArray[np.float32],
 ) -> None:
+    add_up = len(total) > 0
     sink, exponent, row_sigma, offset, by_region, by_token, floor = r[0], r[1], r[2], r[3], r[4], r[5], r[6]
     for row in range(len(start)):
         first, end = start[row], start[row] + n[row]
@@ -360,6 +375,8 @@ def _attend(
             if end - first > 1:
                 share -= sink
             out[first] = sink if end - first > 1 else np.float32(1)
+            if add_up:
+                total[first] += out[first]
             first += 1
         if first == end:
             continue
@@ -382,12 +399,18 @@ def _attend(
             h = mul(xor(h, shr(h, np.uint32(15))), np.uint32(0x85EBCA6B))
             h = xor(h, shr(h, np.uint32(13)))
             pairs = add(band(h, np.uint32(0x00FF00FF)), band(shr(h, np.uint32(8)), np.uint32(0x00FF00FF)))
-            total = shr(mul(pairs, np.uint32(0x00010001)), np.uint32(16))
+            four = shr(mul(pairs, np.uint32(0x00010001)), np.uint32(16))
             g = mul(xor(h, add(mul(at, np.uint32(0xC2B2AE35)), token)), np.uint32(0x27D4EB2F))
             g = xor(g, shr(g, np.uint32(16)))
-            noise = by_region * signed(total) + by_token * signed(g)
+            noise = by_region * signed(four) + by_token * signed(g)
             noise = noise if noise > floor else floor
             distance = signed(bits_of(signed(sub(query, at)) + offset))
             answer[i] = truncated_float(weights[i] + noise - slope * distance + base)
         scale = share / row_sum(answer)
-        answer *= scale
+        if add_up:
+            sums = total[first:end]
+            for i in range(len(answer)):
+                answer[i] *= scale
+                sums[i] += answer[i]
+        else:
+            answer *= scale
