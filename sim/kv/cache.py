@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from sim.errors import InputError
 from sim.jit import njit
-from sim.kv.blocks import BlockPool, Why, emit, free_block, list_block, release_row, take_block, unlink
+from sim.kv.blocks import BlockPool, Why, emit, free_block, list_block, release_row, unlink
 from sim.kv.events import EVENT, Kind, KVEventLog
-from sim.kv.repack import RepackPlan, commit, find_window, snapshot_moves
+from sim.kv.repack import RepackPlan, commit, find_window, is_lawful, set_aside
 from sim.kv.state import ROW, H, State, Store
 from sim.kv.tokens import CellArena, _drop_block, append_tokens, evict_tokens, make_room, pack_rows
 from sim.kv.view import View
@@ -282,28 +282,23 @@ class KVCache:
         first, last = find_window(s, row, min(most_destinations, self.pool.free_blocks))
         if last <= first:
             return None
-        position = np.empty((last - first) * self.block_size, np.int32)
-        from_slot = np.empty_like(position)
-        count = snapshot_moves(s, row, first, last, position, from_slot)
-        need = -(-count // self.block_size)
-        self.store.reserve_events((last - first) + need + 1)
-        s = self.store.s
+        blocks = last - first
+        self.store.reserve_events(2 * blocks + 1)
         number = self._plans
         self._plans += 1
-        ordinal = int(record["ordinal"])
-        sources = s.table[row, first:last].copy()
-        emit(s, int(Kind.PLAN), ordinal, number, count)
-        for block in sources:
-            emit(s, int(Kind.SOURCE), ordinal, int(block), number)
-        destinations = np.array([take_block(s, row) for _ in range(need)], np.int32)
-        for block in destinations:
-            emit(s, _RESERVE, ordinal, int(block), number)
-        record = s.rows[row]
-        record["busy_from"], record["busy_to"], record["plan"] = first, last, number
-        k = np.arange(count)
-        to_slot = (destinations[k // self.block_size] * self.block_size + k % self.block_size).astype(np.int32)
+        sources, destinations = np.empty((2, blocks), np.int32)
+        position, from_slot, to_slot = np.empty((3, blocks * self.block_size), np.int32)
+        count = set_aside(self.store.s, row, number, first, last, sources, destinations, position, from_slot, to_slot)
+        need = -(-count // self.block_size)
         return RepackPlan(
-            number, row, ordinal, sources, destinations, position[:count].copy(), from_slot[:count].copy(), to_slot
+            number,
+            row,
+            int(record["ordinal"]),
+            sources,
+            destinations[:need],
+            position[:count],
+            from_slot[:count],
+            to_slot[:count],
         )
 
     def cancel(self, plan: RepackPlan) -> None:
@@ -395,23 +390,8 @@ class KVCache:
         return KVEventLog(events, self.block_size, len(s.blocks))
 
     def _check(self, plan: RepackPlan) -> None:
-        """Refuse a plan that is not one (trap 19: look before anything changes)."""
+        """Refuse a plan that is not one."""
         s = self.store.s
-        size = self.block_size
-        tokens = plan.tokens
-        k = np.arange(tokens)
-        destinations = plan.destinations
-        good = (
-            len(plan.to_slot) == tokens
-            and len(destinations) == -(-tokens // size)
-            and len(np.unique(destinations)) == len(destinations)
-            and bool(np.all((destinations > 0) & (destinations < len(s.blocks))))
-            and bool(np.all(s.blocks["ref"][destinations] == 1))
-            and bool(np.all(s.blocks["written"][destinations] == 0))
-            and bool(np.all(s.blocks["owner"][destinations] == plan.row))
-            and bool(np.all(np.diff(plan.position) > 0))
-            and bool(np.all(plan.to_slot == destinations[k // size] * size + k % size))
-            and (plan.cancelled or int(s.rows[plan.row]["plan"]) == plan.number)
-        )
-        if not good:
+        known = plan.cancelled or int(s.rows[plan.row]["plan"]) == plan.number
+        if not known or not is_lawful(s, plan.row, plan.destinations, plan.position, plan.to_slot):
             raise InputError(f"repack plan {plan.number}: it does not move tokens into blocks set aside for it")

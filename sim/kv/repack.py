@@ -16,13 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.jit import njit
-from sim.kv.blocks import Why, emit, free_block, unlist_block
+from sim.kv.blocks import Why, emit, free_block, take_block, unlist_block
 from sim.kv.events import Kind
 from sim.kv.state import H, State
 
-__all__ = ["RepackPlan", "commit", "find_window", "possible_gain", "snapshot_moves"]
+__all__ = ["RepackPlan", "commit", "find_window", "is_lawful", "possible_gain", "set_aside", "snapshot_moves"]
 
 _MOVE = int(Kind.MOVE)
+_PLAN = int(Kind.PLAN)
+_SOURCE = int(Kind.SOURCE)
+_RESERVE = int(Kind.RESERVE)
 _COMMIT = int(Kind.COMMIT)
 _FREE = int(Kind.FREE)
 
@@ -153,6 +156,69 @@ def snapshot_moves(s: State, row: int, first: int, last: int, position: np.ndarr
     for index in range(first, last):
         s.blocks[s.table[row, index]].live = -(s.blocks[s.table[row, index]].live + 1)
     return count
+
+
+@njit
+def set_aside(
+    s: State,
+    row: int,
+    number: int,
+    first: int,
+    last: int,
+    sources: np.ndarray,
+    destinations: np.ndarray,
+    position: np.ndarray,
+    from_slot: np.ndarray,
+    to_slot: np.ndarray,
+) -> int:
+    """Make plan ``number`` of the run ``[first, last)``: fill the arrays, take the destinations, mark the row.
+
+    Returns
+    -------
+    int
+        Live tokens to move: so much of ``position``, ``from_slot`` and ``to_slot`` is filled.
+    """
+    size = s.block_size
+    record = s.rows[row]
+    count = snapshot_moves(s, row, first, last, position, from_slot)
+    emit(s, _PLAN, record.ordinal, number, count)
+    for index in range(first, last):
+        sources[index - first] = s.table[row, index]
+        emit(s, _SOURCE, record.ordinal, s.table[row, index], number)
+    for d in range((count + size - 1) // size):
+        destinations[d] = take_block(s, row)
+        emit(s, _RESERVE, record.ordinal, destinations[d], number)
+        for k in range(d * size, min(count, (d + 1) * size)):
+            to_slot[k] = destinations[d] * size + k - d * size
+    record.busy_from = first
+    record.busy_to = last
+    record.plan = number
+    return count
+
+
+@njit
+def is_lawful(s: State, row: int, destinations: np.ndarray, position: np.ndarray, to_slot: np.ndarray) -> bool:
+    """Say whether tokens move, in order and one by one, into empty blocks that were set aside for the row.
+
+    Looked at before anything changes (trap 19: unique, in range, not null).
+    """
+    size = s.block_size
+    if len(to_slot) != len(position) or len(destinations) != (len(position) + size - 1) // size:
+        return False
+    for d in range(len(destinations)):
+        block = destinations[d]
+        if not 0 < block < len(s.blocks):
+            return False
+        record = s.blocks[block]
+        if record.ref != 1 or record.written != 0 or record.owner != row:
+            return False
+        for other in range(d):
+            if destinations[other] == block:
+                return False
+    for k in range(len(position)):
+        if to_slot[k] != destinations[k // size] * size + k % size or (k > 0 and position[k] <= position[k - 1]):
+            return False
+    return True
 
 
 @njit

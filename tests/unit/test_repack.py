@@ -237,7 +237,8 @@ def test_leaving_mid_copy_returns_both_sides_behind_the_fence(kind: Kind):
 
 def damaged(what: str) -> tuple[KVCache, object]:
     cache, row = with_live([1, 1, 1, 1, 4], 2 + 2)
-    other = fill(cache, 4, ordinal=1)
+    other = fill(cache, 8, ordinal=1)
+    keep_only(cache, other, [0, 4])
     plan = cache.plan_repack(row, 10)
     assert plan is not None
     if what == "two tokens into one slot":
@@ -251,6 +252,14 @@ def damaged(what: str) -> tuple[KVCache, object]:
         plan.to_slot[:] = plan.destinations[0] * 4 + np.arange(4)
     elif what == "a block of somebody else":
         plan.destinations[0] = cache.block_table(other)[0]
+        plan.to_slot[:] = plan.destinations[0] * 4 + np.arange(4)
+    elif what == "a block of its own":
+        plan.destinations[0] = cache.block_table(row)[-1]
+        plan.to_slot[:] = plan.destinations[0] * 4 + np.arange(4)
+    elif what == "a block of another copy":
+        second = cache.plan_repack(other, 10)
+        assert second is not None
+        plan.destinations[0] = second.destinations[0]
         plan.to_slot[:] = plan.destinations[0] * 4 + np.arange(4)
     elif what == "the order of tokens":
         plan.position[:] = plan.position[::-1].copy()
@@ -271,6 +280,8 @@ def damaged(what: str) -> tuple[KVCache, object]:
         "block 0",
         "a block that is free",
         "a block of somebody else",
+        "a block of its own",
+        "a block of another copy",
         "the order of tokens",
         "too few slots",
         "another number",

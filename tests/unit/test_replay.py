@@ -112,7 +112,8 @@ def test_a_commit_that_frees_nothing_is_refused():
     """Two sources into two destinations."""
     events = [
         *admitted(1, 2, tokens=8), (Kind.EVICT, 0, 0, 4), (Kind.PLAN, 0, 0, 7),
-        (Kind.SOURCE, 0, 1, 0), (Kind.SOURCE, 0, 2, 0), (Kind.RESERVE, 0, 3, 0), (Kind.RESERVE, 0, 4, 0), (Kind.COPIED, 0, 0, 0),
+        (Kind.SOURCE, 0, 1, 0), (Kind.SOURCE, 0, 2, 0), (Kind.RESERVE, 0, 3, 0), (Kind.RESERVE, 0, 4, 0),
+        (Kind.COPIED, 0, 0, 0),
         *((Kind.MOVE, 0, 4 + p, 11 + p) for p in range(1, 8)),
     ]  # fmt: skip
     out = Replay(4, 10)

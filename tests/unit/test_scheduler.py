@@ -106,6 +106,24 @@ def test_the_latest_is_preempted_and_nothing_is_admitted_in_that_step():
     Replay.of(engine.cache.event_log())
 
 
+def test_nothing_is_admitted_in_a_step_that_preempted_even_if_it_fits():
+    """Without reservation a first chunk of the victim itself would fit on the blocks that it has just given up."""
+    steps, _, _ = recorded(
+        trace((0, 12, 6), (0, 12, 6), (0, 4, 2)),
+        blocks=8,
+        block_size=4,
+        reserve_full_prompt=False,
+        max_num_batched_tokens=12,
+        max_num_seqs=2,
+    )
+    at = next(k for k, s in enumerate(steps) if s.preempted)
+    assert steps[at].preempted == [1]
+    assert steps[at].running == [0]
+    assert steps[at].free_blocks == 3
+    assert steps[at].waiting == [1, 2], "it waits before those who came later"
+    assert steps[at + 1].tokens == {0: 1, 1: 11}
+
+
 def test_a_preempted_request_keeps_its_first_token_time():
     _, outcome, _ = recorded(trace((0, 12, 6), (0, 12, 6)), blocks=8, block_size=4)
     assert outcome.requests["ttft_s"].tolist() == [0.001, 0.001]
@@ -252,21 +270,22 @@ def test_blocks_on_their_way_back_are_waited_for():
 
 
 def test_nobody_is_admitted_while_a_running_request_waits_for_a_copy():
+    """The first wants two blocks and one is to be had: that one is not for a newcomer, who would fit on it."""
     scheduler = Scheduler(KVCache(16, 4, headroom_blocks=1), Limits())
-    rows = begun(scheduler, 16, 16, 16)
+    rows = begun(scheduler, 16, 13, 13)
     keep_only(scheduler.cache, rows[0], [3, 7, 11, 15])
     scheduler.plans = [scheduler.cache.plan_repack(rows[0], 1)]  # type: ignore[list-item]
+    scheduler.cache.store.s.rows[rows[0]]["length"] += 4
     scheduler.waiting.append(waiting(3, 4))
     assert scheduler.cache.pool.available_blocks == 1
     scheduler.schedule()
-    # The first takes that block; the others wait for the copy, and the newcomer behind them.
-    assert scheduler.work[W.SEQS] == 1
+    assert scheduler.work[W.SEQS] == 2
     assert scheduler.num_running == 3
-    scheduler.cache.apply_moves(scheduler.plans.pop())
     step(scheduler)
+    scheduler.cache.apply_moves(scheduler.plans.pop())
     scheduler.schedule()
     assert scheduler.num_running == 4
-    assert scheduler.work[W.TOKENS] == 3 + 4
+    assert scheduler.work[W.TOKENS] == 5 + 2 + 4
 
 
 def test_all_of_a_copys_blocks_count_as_on_their_way():
