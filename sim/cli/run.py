@@ -75,6 +75,9 @@ def run(
         )
         if directory is not None:
             result.write_files(directory)
+    refused = result.summary["refused"]
+    if refused:
+        print(f"note: {refused:,} requests refused; {result.summary['first_refusal']}", file=sys.stderr)
     if as_json:
         from sim.study.result import to_json
 

@@ -147,7 +147,7 @@ class BandwidthCopyCost:
 @copy_costs.register("linear")
 @dataclass(frozen=True)
 class LinearCopyCost:
-    """A fixed time and a time for each moved token, all of it bandwidth work; for tests and for slow copies.
+    """A fixed time and a time for each moved token, beside a step; for tests and for slow copies.
 
     Parameters
     ----------
@@ -179,8 +179,8 @@ class LinearCopyCost:
         return self._base_ns + round(self._token_ns * tokens) if tokens else 0
 
     def bandwidth_ns(self, tokens: int) -> int:
-        """Return how long the copy keeps the memory busy, in ns: all of its time."""
-        return self.copy_ns(tokens)
+        """Return how long the copy would keep the memory busy alone, in ns: its share of its time."""
+        return round(self.share * self.copy_ns(tokens))
 
     def stretch_ns(self, step_ns: int, memory_ns: int, copy_bandwidth_ns: int) -> int:
         """Return how much longer a step gets because of the copy work beside it, in ns."""

@@ -314,6 +314,7 @@ class Engine:
         self._classes = liveness_classes(self.cache.block_size)
         self._pool = (self.cache.pool.usable_blocks, self.cache.block_size)
         self._shown = 0.0
+        self._refusal = ""
 
     @property
     def now_ns(self) -> int:
@@ -378,6 +379,8 @@ class Engine:
                 arrival = self._arrivals.next_ns
                 if arrival is None:
                     return
+                if self.step:
+                    self._steps.idle_s += (arrival - self.now_ns) / 1e9
                 self._simpy_events += 1
                 yield self.env.timeout(arrival - self.now_ns)
                 continue
@@ -418,32 +421,37 @@ class Engine:
         now = self.now_ns
         while arrivals.next_ns is not None and arrivals.next_ns <= now:
             state = arrivals.pop()
-            if self._can_ever_fit(state):
-                self.scheduler.waiting.append(state)
-            else:
+            obstacle = self._obstacle(state)
+            if obstacle:
+                self._refusal = self._refusal or f"request {state.req_id!r}: {obstacle}"
                 self.scheduler.refused.append(state)
+            else:
+                self.scheduler.waiting.append(state)
             if arrivals.next_ns is None:
                 self._waiting_at_last_arrival = len(self.scheduler.waiting)
         if self.scheduler.refused:
             self._take_refused()
 
-    def _can_ever_fit(self, state: RequestState) -> bool:
-        """Whether the request has tokens to serve and its least footprint is within the limits."""
-        scheduler = self.scheduler
+    def _obstacle(self, state: RequestState) -> str:
+        """Say why the request can never be served; nothing if its least footprint is within the limits."""
+        limits, size = self.scheduler.limits, self.cache.block_size
         if state.prompt_tokens < 1 or state.output_tokens < 1:
-            return False
-        if state.prompt_tokens >= scheduler.limits.max_model_len:
-            return False
+            return "it has no prompt or asks for no output"
+        if state.prompt_tokens >= limits.max_model_len:
+            return (
+                f"its prompt of {state.prompt_tokens} tokens leaves no room below max_model_len {limits.max_model_len}"
+            )
         tokens = state.prompt_tokens
         if not self._policy.evicts:
             # The last output token is never written.
-            tokens = min(tokens + state.output_tokens, scheduler.limits.max_model_len) - 1
-        pool = self.cache.pool
-        most = pool.usable_blocks - int(self.cache.store.s.header[H.RESERVE])
-        return -(-tokens // self.cache.block_size) <= most
+            tokens = min(tokens + state.output_tokens, limits.max_model_len) - 1
+        need, most = -(-tokens // size), self.cache.pool.usable_blocks - int(self.cache.store.s.header[H.RESERVE])
+        return f"its {tokens} tokens need {need} KV blocks, the pool has {most} for requests" if need > most else ""
 
     def _take_refused(self) -> None:
         for state in self.scheduler.refused:
+            outgrown = f"request {state.req_id!r}: its {state.length} tokens do not fit the pool, even alone"
+            self._refusal = self._refusal or outgrown
             self._log_request(state, finished=False)
         self.scheduler.refused.clear()
 
@@ -644,6 +652,7 @@ class Engine:
             "copy_time_s": self._copy_ns / 1e9,
         }
         summary = summarise(requests, self._steps, counts, self._waiting_at_last_arrival)
+        summary["first_refusal"] = self._refusal or None
         summary["wall_s"] = wall_s
         return Outcome(
             summary,

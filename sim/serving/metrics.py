@@ -99,6 +99,9 @@ class StepLog:
         self.weighted: NDArray[np.float64] = np.zeros(len(STEP_COLUMNS))
         """Sums over steps of level * dt."""
         self.time_s = 0.0
+        """Time in steps."""
+        self.idle_s = 0.0
+        """Time between them, when nothing runs, waits or holds a block."""
         self.weighted_fragmentation = 0.0
         self.weighted_dead = 0.0
         self.weighted_tail = 0.0
@@ -143,8 +146,9 @@ class StepLog:
         }
 
     def mean(self, column: str) -> float:
-        """Return the time-weighted mean of a level."""
-        return float(self.weighted[STEP_COLUMNS.index(column)] / self.time_s) if self.time_s else 0.0
+        """Return the time-weighted mean of a level over the whole run, idle time included."""
+        time_s = self.time_s + self.idle_s
+        return float(self.weighted[STEP_COLUMNS.index(column)] / time_s) if time_s else 0.0
 
     def _account(self, rows: NDArray[np.float64]) -> None:
         dt = rows[:, 3]

@@ -359,6 +359,9 @@ def _identity(spec: str | None) -> str | None:
         name, parameters = parse_spec(spec)
     except InputError:
         return spec  # not a specification: the run will say so
+    for key, value in parameters.items():
+        if Path(value).is_file():
+            parameters[key] = "sha256:" + _digest(value)
     return name + ":" + ",".join(f"{key}={parameters[key]}" for key in sorted(parameters))
 
 

@@ -61,7 +61,7 @@ def simulate(
     Raises
     ------
     InputError
-        If the configuration or the workload cannot be used.
+        If the configuration or the workload cannot be used, or not one request can be served.
     NoProgressError
         If something waits for what can never come.
     """
@@ -69,6 +69,8 @@ def simulate(
         dump = stack.enter_context(Dump.open(dump_steps, dump_tables)) if dump_steps or dump_tables else None
         engine = build_engine(config, source, logging=events is not None, observer=dump, progress=progress)
         outcome = engine.run()
+    if outcome.summary["refused"] == outcome.summary["requests"]:
+        raise InputError(f"no request can be served; {outcome.summary['first_refusal'] or 'the trace is empty'}")
     if events is not None:
         assert outcome.events is not None
         outcome.events.save(events)
