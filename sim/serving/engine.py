@@ -7,10 +7,9 @@ the step that ends, evictions, copies that are complete, new repack plans, arriv
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,19 +17,21 @@ import simpy
 from numpy.typing import NDArray
 
 from sim.errors import InputError, NoProgressError
-from sim.jit import njit
+from sim.kv.blocks import emit
 from sim.kv.cache import KVCache
 from sim.kv.events import Kind, KVEventLog
 from sim.kv.policies.base import EvictionPolicy
 from sim.kv.reclaim.base import Pressure, Reclaimer
-from sim.kv.repack import RepackPlan
-from sim.kv.state import H, State
+from sim.kv.state import H
 from sim.kv.view import View
-from sim.rng import request_key
+from sim.serving.accounting import complete, histogram
+from sim.serving.arrivals import Arrivals
+from sim.serving.copies import CopyStream
 from sim.serving.copy import CopyCost
 from sim.serving.cost import StepCost
 from sim.serving.metrics import LivenessSamples, RequestLog, StepLog, liveness_classes
 from sim.serving.scheduler import RequestState, Scheduler, W
+from sim.serving.summary import request_row, summarise
 from sim.workload.source import Source
 
 __all__ = ["Budget", "Engine", "Outcome", "StepObserver"]
@@ -57,19 +58,6 @@ class Budget:
 
 
 @dataclass(slots=True)
-class _Copy:
-    """A launch on the copy stream."""
-
-    plans: list[RepackPlan]
-    wall_ns: int
-    end_ns: int
-    """When it is complete."""
-    bandwidth_ns: int
-    left_ns: float
-    """Bandwidth work not yet paid for by steps that it overlapped."""
-
-
-@dataclass(slots=True)
 class Outcome:
     """What a run gave."""
 
@@ -80,157 +68,6 @@ class Outcome:
     pool_snapshot: dict[str, Any] | None
     events: KVEventLog | None
     simpy_events: int
-    notes: list[str] = field(default_factory=list)
-
-
-@njit
-def _complete(
-    rows: np.ndarray,
-    header: np.ndarray,
-    pool: tuple[int, int],
-    running: np.ndarray,
-    count: int,
-    dt_ns: int,
-    now_ns: int,
-    max_model_len: int,
-    lists: np.ndarray,
-    levels: np.ndarray,
-    work: np.ndarray,
-    told: tuple[int, int, int, int],
-) -> tuple[int, int, int, int]:
-    """Apply the results of a step: note levels and holdings, append produced tokens, sort requests by what happened.
-
-    Parameters
-    ----------
-    pool
-        Blocks that can be handed out, and slots a block. (A kernel that takes the whole state pays 2 us for it.)
-    lists
-        int64[3, max running]: rows that finished, that ended their prompt, that decoded.
-    levels
-        float64, a row of :data:`sim.serving.metrics.STEP_COLUMNS`, to be filled.
-    told
-        Number of the step, requests waiting, preemptions and nanoseconds of copies so far.
-
-    Returns
-    -------
-    tuple of int
-        How many run on (moved together in ``running``), finished, ended their prompt, decoded.
-    """
-    usable, size = pool
-    used = usable - header[H.FREE]
-    levels[0] = told[0]
-    levels[1] = 1
-    levels[2] = (now_ns - dt_ns) / 1e9
-    levels[3] = dt_ns / 1e9
-    levels[4] = count
-    levels[5] = told[1]
-    levels[6] = used
-    levels[7] = header[H.FREE]
-    levels[8] = used - header[H.IN_TABLES]
-    levels[9] = header[H.LIVE]
-    levels[10] = header[H.WRITTEN] - header[H.LIVE]
-    levels[11] = header[H.IN_TABLES] * size - header[H.WRITTEN]
-    levels[12] = work[W.TOKENS]
-    levels[13] = work[W.SEQS]
-    levels[14] = told[2]
-    levels[15] = header[H.FREED_BY_DEATH]
-    levels[16] = header[H.FREED_BY_REPACK]
-    levels[17] = header[H.EVICTED]
-    levels[18] = header[H.MOVED]
-    levels[19] = told[3] / 1e9
-    finished, ended, decoded = lists[0], lists[1], lists[2]
-    on, done, prompts, decodes = 0, 0, 0, 0
-    for i in range(count):
-        row = running[i]
-        record = rows[row]
-        if record.decode_from > 0:
-            held = record.blocks
-            record.decode_ns += dt_ns
-            record.block_ns += float(held) * dt_ns
-            record.over_ns += held / ((record.live + size - 1) // size) * dt_ns
-            record.peak = max(record.peak, held)
-        scheduled = record.sched > 0
-        record.sched = 0
-        if scheduled and record.computed == record.length:
-            record.length += 1
-            record.produced += 1
-            if record.produced == 1:
-                record.first_token_ns = now_ns
-            if record.produced >= record.target or record.length >= max_model_len:
-                finished[done] = row
-                done += 1
-                continue
-            if record.decode_from == 0:
-                record.decode_from = record.computed
-                ended[prompts] = row
-                prompts += 1
-            else:
-                decoded[decodes] = row
-                decodes += 1
-        running[on] = row
-        on += 1
-    return on, done, prompts, decodes
-
-
-@njit
-def _histogram(s: State, running: np.ndarray, count: int, classes: np.ndarray, out: np.ndarray) -> None:
-    """Count the blocks in tables by class; ``classes`` gives the class for each number of live slots."""
-    out[:] = 0
-    for i in range(count):
-        for index in range(s.rows[running[i]].blocks):
-            out[classes[s.blocks[s.table[running[i], index]].live]] += 1
-
-
-class _Arrivals:
-    """The requests of a source, one after the other."""
-
-    def __init__(self, source: Source, seed: int) -> None:
-        self._chunks = source.chunks()
-        self._seed = seed
-        self._rows: Iterator[tuple[Any, ...]] = iter(())
-        self._next: tuple[Any, ...] | None = None
-        self.count = 0
-        self.next_ns: int | None = None
-        """When the next request arrives; None if there is none."""
-        self._advance()
-
-    def pop(self) -> RequestState:
-        """Return the next request."""
-        assert self._next is not None
-        arrival, prompt, output, req_id, hashes = self._next
-        ordinal = self.count
-        self.count += 1
-        state = RequestState(
-            ordinal,
-            str(ordinal) if req_id is None else str(req_id),
-            arrival,
-            prompt,
-            output,
-            request_key(self._seed, ordinal),
-            () if hashes is None else tuple(hashes),
-            length=prompt,
-        )
-        self._advance()
-        return state
-
-    def _advance(self) -> None:
-        while True:
-            self._next = next(self._rows, None)
-            self.next_ns = None if self._next is None else self._next[0]
-            if self._next is not None:
-                return
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return
-            none = [None] * len(chunk)
-            self._rows = zip(
-                chunk.arrival_ns.tolist(),
-                chunk.prompt_tokens.tolist(),
-                chunk.output_tokens.tolist(),
-                none if chunk.req_id is None else list(chunk.req_id),
-                none if chunk.prefix_hashes is None else chunk.prefix_hashes,
-                strict=True,
-            )
 
 
 class Engine:
@@ -280,7 +117,7 @@ class Engine:
         self.cache: KVCache = scheduler.cache
         self.env = simpy.Environment()
         self.step = 0
-        self.copies = 0
+        self.copies = CopyStream(self.env, scheduler, copy_cost)
         self._source = source
         self._policy = policy
         self._observes = policy.evicts and type(policy).observe is not EvictionPolicy.observe
@@ -288,24 +125,14 @@ class Engine:
         self._reclaimer = reclaimer
         self._attention = attention
         self._step_cost = step_cost
-        self._copy_cost = copy_cost
         self._score_reads = score_reads if policy.attends else 0.0
         self._observer = observer
         self._progress = progress
-        self._arrivals = _Arrivals(source, seed)
-        self._copy: _Copy | None = None
-        self._copy_ended: Any = None
+        self._arrivals = Arrivals(source, seed)
         self._requests = RequestLog()
         self._steps = StepLog()
         self._liveness = LivenessSamples()
-        self._snapshot: dict[str, Any] | None = None
-        self._before: tuple[Any, ...] | None = None
-        self._snapshot_gain = 0
         self._preempted_total = 0
-        self._copy_ns = 0
-        self._tokens_copied = 0
-        self._cancelled = 0
-        self._committed = 0
         self._finished = 0
         self._waiting_at_last_arrival = 0
         self._simpy_events = 0
@@ -356,17 +183,12 @@ class Engine:
             if work[W.TOKENS] == 0:
                 if scheduler.preempted:
                     continue
-                if self._copy is not None:
-                    self._copy_ended = self.env.event()
-                    arrival = self._arrivals.next_ns
-                    if arrival is None:
-                        yield self._copy_ended
-                    else:
-                        # Whichever comes first: a copy that nobody waits for holds up no arrival.
-                        self._simpy_events += 2
-                        yield self._copy_ended | self.env.timeout(arrival - self.now_ns)
-                    self._copy_ended = None
-                    self._pass_fence()
+                if self.copies.busy:
+                    ended, arrival = self.copies.ended(), self._arrivals.next_ns
+                    # Whichever comes first: a copy that nobody waits for holds up no arrival.
+                    yield ended if arrival is None else ended | self.env.timeout(arrival - self.now_ns)
+                    self._simpy_events += 3
+                    self.copies.pass_fence()
                     continue
                 if scheduler.num_running:
                     stuck = scheduler.states[int(scheduler.running[0])]
@@ -397,22 +219,13 @@ class Engine:
         header = self.cache.store.s.header
         if header[H.LOGGING]:
             self.cache.store.reserve_events(1)
-            self._log_step(tokens)
+            emit(self.cache.store.s, int(Kind.STEP), -1, self.step, tokens)
         if self._score_reads:
             # FlashAttention keeps its probabilities to itself: to get them, keys are read and multiplied once more.
             kv_read += int(self._score_reads * kv_read)
             pairs += int(self._score_reads * pairs)
         dt_ns, memory_ns = self._step_cost.step_ns(tokens, seqs, kv_read, pairs)
-        copy = self._copy
-        if copy is not None and copy.left_ns > 0:
-            dt_ns += self._copy_cost.stretch_ns(dt_ns, memory_ns, int(copy.left_ns))
-            copy.left_ns -= dt_ns * copy.bandwidth_ns / max(copy.wall_ns, 1)
-        return dt_ns
-
-    def _log_step(self, tokens: int) -> None:
-        from sim.kv.blocks import emit
-
-        emit(self.cache.store.s, int(Kind.STEP), -1, self.step, tokens)
+        return dt_ns + self.copies.stretch_ns(dt_ns, memory_ns)
 
     def _take_arrivals(self) -> None:
         arrivals = self._arrivals
@@ -465,12 +278,12 @@ class Engine:
         count = scheduler.num_running
         start_ns = now - dt_ns
         if start_ns >= self._liveness.next_ns:
-            _histogram(s, scheduler.running, count, self._classes, self._counts)
+            histogram(s, scheduler.running, count, self._classes, self._counts)
             self._liveness.add(start_ns, self._counts)
         if self._lists.shape[1] < len(scheduler.running):
             self._lists = np.zeros((3, len(scheduler.running)), np.int64)
         steps = self._steps
-        scheduler.num_running, done, prompts, decodes = _complete(
+        scheduler.num_running, done, prompts, decodes = complete(
             s.rows,
             s.header,
             self._pool,
@@ -482,7 +295,7 @@ class Engine:
             self._lists,
             steps.buffer[steps.filled],
             scheduler.work,
-            (self.step, len(scheduler.waiting), self._preempted_total, self._copy_ns),
+            (self.step, len(scheduler.waiting), self._preempted_total, self.copies.busy_ns),
         )
         steps.filled += 1
         if steps.filled == len(steps.buffer):
@@ -492,13 +305,13 @@ class Engine:
                 self._finish(scheduler.states[row])
         if self._policy.evicts:
             self._evict(self._lists[1, :prompts], self._lists[2, :decodes])
-            self._pass_fence()
+            self.copies.pass_fence()
             running = scheduler.running[: scheduler.num_running]
             pressure = Pressure(len(running), scheduler.wanted_blocks)
-            plans = self._reclaimer.after_step(self.cache, running, pressure, self._copy is not None)
+            plans = self._reclaimer.after_step(self.cache, running, pressure, self.copies.busy)
             if plans:
-                self._launch(plans)
-                self._pass_fence()  # a copy that takes no time is complete
+                self.copies.launch(plans)
+                self.copies.pass_fence()  # a copy that takes no time is complete
         self.step += 1
         if self._observer is not None:
             self._observer.applied(self, self._finished)
@@ -534,109 +347,14 @@ class Engine:
             victims, counts = self._policy.select(view, excess)
             self.cache.evict_cells(view.row, victims, counts)
 
-    # -- copies --------------------------------------------------------------------------------------------------------
-
-    def _launch(self, plans: list[RepackPlan]) -> None:
-        if self._copy is not None:
-            raise RuntimeError(f"reclaimer {self._reclaimer.name!r} planned a launch while another is in flight")
-        gain = sum(plan.gain for plan in plans)
-        if gain > self._snapshot_gain:
-            owners = self._owners()
-            for plan in plans:
-                owners[plan.destinations] = -1  # set aside just now: still free in the picture of before
-            self._before = (self.now_ns / 1e9, self.cache.pool.live_counts(), owners)
-        tokens = sum(plan.tokens for plan in plans)
-        wall, bandwidth = self._copy_cost.copy_ns(tokens), self._copy_cost.bandwidth_ns(tokens)
-        self._copy = _Copy(plans, wall, self.now_ns + wall, bandwidth, float(bandwidth))
-        self.scheduler.plans = plans
-        self._copy_ns += wall
-        self._tokens_copied += tokens
-        self.copies += 1
-        self._simpy_events += 3
-        self.env.process(self._run_copy(self._copy))
-
-    def _run_copy(self, copy: _Copy) -> Generator[Any, Any, None]:
-        yield self.env.timeout(copy.wall_ns)
-        if self._copy is copy and self._copy_ended is not None:
-            self._copy_ended.succeed()
-
-    def _pass_fence(self) -> None:
-        """Put copies that are complete into effect: what runs next reads the new layout."""
-        copy = self._copy
-        # By the clock, not by whether its process has run: at equal times that would depend on who began first.
-        if copy is None or self.now_ns < copy.end_ns:
-            return
-        self.cache.store.s.header[H.NOW] = self.now_ns
-        freed = 0
-        for plan in copy.plans:
-            gain = self.cache.apply_moves(plan)
-            freed += gain
-            self._committed += gain > 0
-            self._cancelled += gain == 0
-        if self._before is not None and freed > self._snapshot_gain:
-            clock_s, live, owner = self._before
-            self._snapshot = {
-                "clock_s": clock_s,
-                "live_before": live,
-                "owner_before": owner,
-                "live_after": self.cache.pool.live_counts(),
-                "owner_after": self._owners(),
-            }
-            self._snapshot_gain = freed
-        self._before = None
-        self._copy = None
-        self.scheduler.plans = []
-
-    def _owners(self) -> NDArray[np.int32]:
-        """Return int32[N]: the request that holds each block, -1 where it is free."""
-        s = self.cache.store.s
-        owner = s.rows["ordinal"][np.maximum(s.blocks["owner"], 0)]
-        return np.where(s.blocks["ref"] > 0, owner, -1).astype(np.int32)
-
     # -- results -------------------------------------------------------------------------------------------------------
 
     def _log_request(self, state: RequestState, *, finished: bool) -> None:
-        totals = state.totals
-        arrival = state.arrival_ns / 1e9
-        nan = math.nan
-        first, end = totals.get("first_token_ns"), self.now_ns / 1e9
-        ttft = first / 1e9 - arrival if first is not None else nan
-        e2e = end - arrival if finished else nan
-        several = finished and state.produced > 1
-        decode = float(totals.get("decode_ns", 0)) or nan
-        self._requests.add(
-            state.req_id,
-            (
-                state.ordinal,
-                finished,
-                arrival,
-                state.admitted_ns / 1e9 - arrival if state.admitted_ns >= 0 else nan,
-                ttft,
-                (e2e - ttft) / (state.produced - 1) if several else nan,
-                e2e,
-                end if finished else nan,
-                state.prompt_tokens,
-                state.produced,
-                state.preemptions,
-                state.recomputed_tokens,
-                state.cached_tokens,
-                totals.get("block_ns", nan) / decode,
-                totals.get("peak", 0) or nan,
-                totals.get("blocks", nan),
-                totals.get("over_ns", nan) / decode,
-                totals.get("evicted", 0),
-                totals.get("moved", 0),
-            ),
-        )
+        self._requests.add(state.req_id, request_row(state, self.now_ns, finished=finished))
 
     def _outcome(self, wall_s: float) -> Outcome:
-        from sim.serving.summary import summarise
-
-        if self._copy is not None:
-            raise NoProgressError("the run ended with a copy in flight: this is a defect of the engine")
-        s = self.cache.store.s
-        header = s.header
-        totals = [self._preempted_total, *(int(header[k]) for k in _TOTALS), self._copy_ns / 1e9]
+        copies, header = self.copies, self.cache.store.s.header
+        totals = [self._preempted_total, *(int(header[k]) for k in _TOTALS), copies.busy_ns / 1e9]
         self._steps.finish(np.array(totals, float))
         requests = self._requests.columns()
         counts = {
@@ -645,11 +363,11 @@ class Engine:
             "blocks_freed_by_repack": int(header[H.FREED_BY_REPACK]),
             "tokens_evicted": int(header[H.EVICTED]),
             "tokens_moved": int(header[H.MOVED]),
-            "tokens_copied": self._tokens_copied,
-            "repacks_committed": self._committed,
-            "repacks_cancelled": self._cancelled,
-            "repack_launches": self.copies,
-            "copy_time_s": self._copy_ns / 1e9,
+            "tokens_copied": copies.tokens_copied,
+            "repacks_committed": copies.committed,
+            "repacks_cancelled": copies.cancelled,
+            "repack_launches": copies.launches,
+            "copy_time_s": copies.busy_ns / 1e9,
         }
         summary = summarise(requests, self._steps, counts, self._waiting_at_last_arrival)
         summary["first_refusal"] = self._refusal or None
@@ -659,9 +377,9 @@ class Engine:
             requests,
             self._steps.columns(),
             self._liveness.columns(),
-            self._snapshot,
+            copies.snapshot,
             self.cache.event_log() if header[H.LOGGING] else None,
-            self._simpy_events,
+            self._simpy_events + 3 * copies.launches,
         )
 
 

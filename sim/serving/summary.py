@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.serving.metrics import StepLog, percentiles
+from sim.serving.scheduler import RequestState
 
-__all__ = ["load_state", "summarise"]
+__all__ = ["load_state", "request_row", "summarise"]
 
 
 def summarise(
@@ -67,6 +69,37 @@ def summarise(
         "tpot_s": percentiles(finished["tpot_s"]),
         "e2e_s": percentiles(finished["e2e_s"]),
     }
+
+
+def request_row(state: RequestState, now_ns: int, *, finished: bool) -> tuple[Any, ...]:
+    """Return what is kept of a request that ends now, in the order of :data:`sim.serving.metrics.REQUEST`."""
+    totals, nan = state.totals, math.nan
+    arrival, end = state.arrival_ns / 1e9, now_ns / 1e9
+    first = totals.get("first_token_ns")
+    ttft = first / 1e9 - arrival if first is not None else nan
+    e2e = end - arrival if finished else nan
+    decode = float(totals.get("decode_ns", 0)) or nan
+    return (
+        state.ordinal,
+        finished,
+        arrival,
+        state.admitted_ns / 1e9 - arrival if state.admitted_ns >= 0 else nan,
+        ttft,
+        (e2e - ttft) / (state.produced - 1) if finished and state.produced > 1 else nan,
+        e2e,
+        end if finished else nan,
+        state.prompt_tokens,
+        state.produced,
+        state.preemptions,
+        state.recomputed_tokens,
+        state.cached_tokens,
+        totals.get("block_ns", nan) / decode,
+        totals.get("peak", 0) or nan,
+        totals.get("blocks", nan),
+        totals.get("over_ns", nan) / decode,
+        totals.get("evicted", 0),
+        totals.get("moved", 0),
+    )
 
 
 def load_state(requests: Mapping[str, NDArray[Any]], waiting_at_last_arrival: int, steps: StepLog) -> str:

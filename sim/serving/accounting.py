@@ -1,0 +1,109 @@
+"""What happens to requests when a step ends, in one pass: produced tokens, held blocks, and who is done."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sim.jit import njit
+from sim.kv.state import H, State
+from sim.serving.scheduler import W
+
+__all__ = ["complete", "histogram"]
+
+
+@njit
+def complete(
+    rows: np.ndarray,
+    header: np.ndarray,
+    pool: tuple[int, int],
+    running: np.ndarray,
+    count: int,
+    dt_ns: int,
+    now_ns: int,
+    max_model_len: int,
+    lists: np.ndarray,
+    levels: np.ndarray,
+    work: np.ndarray,
+    told: tuple[int, int, int, int],
+) -> tuple[int, int, int, int]:
+    """Apply the results of a step: note levels and holdings, append produced tokens, sort requests by what happened.
+
+    Parameters
+    ----------
+    pool
+        Blocks that can be handed out, and slots a block. (A kernel that takes the whole state pays 2 us for it.)
+    lists
+        int64[3, max running]: rows that finished, that ended their prompt, that decoded.
+    levels
+        float64, a row of :data:`sim.serving.metrics.STEP_COLUMNS`, to be filled.
+    told
+        Number of the step, requests waiting, preemptions and nanoseconds of copies so far.
+
+    Returns
+    -------
+    tuple of int
+        How many run on (moved together in ``running``), finished, ended their prompt, decoded.
+    """
+    usable, size = pool
+    used = usable - header[H.FREE]
+    levels[0] = told[0]
+    levels[1] = 1
+    levels[2] = (now_ns - dt_ns) / 1e9
+    levels[3] = dt_ns / 1e9
+    levels[4] = count
+    levels[5] = told[1]
+    levels[6] = used
+    levels[7] = header[H.FREE]
+    levels[8] = used - header[H.IN_TABLES]
+    levels[9] = header[H.LIVE]
+    levels[10] = header[H.WRITTEN] - header[H.LIVE]
+    levels[11] = header[H.IN_TABLES] * size - header[H.WRITTEN]
+    levels[12] = work[W.TOKENS]
+    levels[13] = work[W.SEQS]
+    levels[14] = told[2]
+    levels[15] = header[H.FREED_BY_DEATH]
+    levels[16] = header[H.FREED_BY_REPACK]
+    levels[17] = header[H.EVICTED]
+    levels[18] = header[H.MOVED]
+    levels[19] = told[3] / 1e9
+    finished, ended, decoded = lists[0], lists[1], lists[2]
+    on, done, prompts, decodes = 0, 0, 0, 0
+    for i in range(count):
+        row = running[i]
+        record = rows[row]
+        if record.decode_from > 0:
+            held = record.blocks
+            record.decode_ns += dt_ns
+            record.block_ns += float(held) * dt_ns
+            record.over_ns += held / ((record.live + size - 1) // size) * dt_ns
+            record.peak = max(record.peak, held)
+        scheduled = record.sched > 0
+        record.sched = 0
+        if scheduled and record.computed == record.length:
+            record.length += 1
+            record.produced += 1
+            if record.produced == 1:
+                record.first_token_ns = now_ns
+            if record.produced >= record.target or record.length >= max_model_len:
+                finished[done] = row
+                done += 1
+                continue
+            if record.decode_from == 0:
+                record.decode_from = record.computed
+                ended[prompts] = row
+                prompts += 1
+            else:
+                decoded[decodes] = row
+                decodes += 1
+        running[on] = row
+        on += 1
+    return on, done, prompts, decodes
+
+
+@njit
+def histogram(s: State, running: np.ndarray, count: int, classes: np.ndarray, out: np.ndarray) -> None:
+    """Count the blocks in tables by class; ``classes`` gives the class for each number of live slots."""
+    out[:] = 0
+    for i in range(count):
+        for index in range(s.rows[running[i]].blocks):
+            out[classes[s.blocks[s.table[running[i], index]].live]] += 1
