@@ -143,6 +143,7 @@ FIGURES = (
             "repacks_committed",
             "repacks_cancelled",
             "copy_time_s",
+            "copy_delay_s",
         ),
     ),
 )

@@ -23,10 +23,12 @@ from sim.kv.view import View
 
 __all__ = ["KVCache"]
 
+MAX_SLOTS = 2**31 - 1
+"""Most slots of a pool: their numbers are 32-bit integers."""
+
 _SHARE = int(Kind.SHARE)
 _NO_ROW = np.zeros(1, ROW)
 _NO_ROW["plan"] = -1
-_RESERVE = int(Kind.RESERVE)
 
 
 @njit
@@ -109,6 +111,10 @@ class KVCache:
             raise InputError(f"block size: expected at least 1 token, got {block_size}")
         if num_blocks < 2:
             raise InputError(f"KV blocks: expected at least 2 (block 0 is never handed out), got {num_blocks}")
+        if num_blocks * block_size > MAX_SLOTS:
+            raise InputError(
+                f"KV pool: {num_blocks} blocks of {block_size} tokens, expected at most {MAX_SLOTS} slots in all"
+            )
         if not 0 <= headroom_blocks < num_blocks - 1:
             raise InputError(
                 f"headroom: expected 0 to {num_blocks - 2} blocks of a pool of {num_blocks - 1}, got {headroom_blocks}"

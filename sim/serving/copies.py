@@ -61,6 +61,8 @@ class CopyStream:
         self.tokens_copied = 0
         self.busy_ns = 0
         """Wall time of all launches."""
+        self.delay_ns = 0
+        """By how much they made steps longer."""
 
     @property
     def busy(self) -> bool:
@@ -103,6 +105,7 @@ class CopyStream:
         if launch is None or launch.left_ns <= 0:
             return 0
         longer = self._cost.stretch_ns(step_ns, memory_ns, int(launch.left_ns))
+        self.delay_ns += longer
         launch.left_ns -= (step_ns + longer) * launch.bandwidth_ns / max(launch.wall_ns, 1)
         return longer
 

@@ -1,7 +1,7 @@
 """How long a token copy takes, and how much it slows the step it runs beside.
 
-A copy moves the K and V of all layers of some tokens in one launch, on a stream of its own. It is never free: it reads
-and writes memory that the step wants too (:func:`work_conserving_stretch`).
+A copy moves the K and V of all layers of some tokens in one launch, on a stream of its own. It reads and writes memory
+that the step wants too, and makes the step longer (:func:`contended_stretch`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = [
     "CopyCost",
     "LinearCopyCost",
     "build_copy_cost",
+    "contended_stretch",
     "copy_costs",
-    "work_conserving_stretch",
 ]
 
 
@@ -75,11 +75,12 @@ def build_copy_cost(spec: str, *, model: Model, hardware: Hardware) -> CopyCost:
     return copy_costs.build(spec, model=model, hardware=hardware)
 
 
-def work_conserving_stretch(step_ns: int, memory_ns: int, copy_bandwidth_ns: int, share: float) -> int:
-    """Return how much longer a step gets when copy work runs beside it and the memory is never idle.
+def contended_stretch(step_ns: int, memory_ns: int, copy_bandwidth_ns: int, share: float) -> int:
+    """Return how much longer a step gets because copy work runs beside it.
 
-    The copy first takes the bandwidth that the step leaves idle. What it has left to do then delays the step; but while
-    both want the memory the copy gets no more than ``share`` of it, so a step is never delayed by more than that.
+    The step's wish for memory is taken to be spread evenly over it, so that for ``memory_ns / step_ns`` of the copy's
+    work the step waits; a copy is never free. While both want the memory the copy gets no more than ``share`` of it, so
+    a step is never delayed by more than that. No more bandwidth is handed out than there is.
 
     Parameters
     ----------
@@ -90,10 +91,9 @@ def work_conserving_stretch(step_ns: int, memory_ns: int, copy_bandwidth_ns: int
     share
         Share of the bandwidth that a copy takes beside a step, in (0, 1).
     """
-    left_ns = copy_bandwidth_ns - (step_ns - memory_ns)
-    if left_ns <= 0:
+    if step_ns <= 0:
         return 0
-    return min(left_ns, round(memory_ns * share / (1 - share)))
+    return min(math.ceil(copy_bandwidth_ns * memory_ns / step_ns), round(memory_ns * share / (1 - share)))
 
 
 @copy_costs.register("bandwidth")
@@ -141,7 +141,7 @@ class BandwidthCopyCost:
 
     def stretch_ns(self, step_ns: int, memory_ns: int, copy_bandwidth_ns: int) -> int:
         """Return how much longer a step gets because of the copy work beside it, in ns."""
-        return work_conserving_stretch(step_ns, memory_ns, copy_bandwidth_ns, self.share)
+        return contended_stretch(step_ns, memory_ns, copy_bandwidth_ns, self.share)
 
 
 @copy_costs.register("linear")
@@ -184,4 +184,4 @@ class LinearCopyCost:
 
     def stretch_ns(self, step_ns: int, memory_ns: int, copy_bandwidth_ns: int) -> int:
         """Return how much longer a step gets because of the copy work beside it, in ns."""
-        return work_conserving_stretch(step_ns, memory_ns, copy_bandwidth_ns, self.share)
+        return contended_stretch(step_ns, memory_ns, copy_bandwidth_ns, self.share)

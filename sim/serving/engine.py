@@ -59,7 +59,19 @@ class Budget:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run gave."""
+    """What a run gave.
+
+    Attributes
+    ----------
+    summary
+        The figures of ``vtoken run --json`` that the engine knows (docs/metrics.md has the definitions).
+    requests, steps, liveness, pool_snapshot
+        As in :class:`sim.study.result.RunResult`.
+    events
+        What happened to KV memory, if the cache kept a log.
+    simpy_events
+        Events that went through SimPy's queue.
+    """
 
     summary: dict[str, Any]
     requests: dict[str, NDArray[Any]]
@@ -368,6 +380,7 @@ class Engine:
             "repacks_cancelled": copies.cancelled,
             "repack_launches": copies.launches,
             "copy_time_s": copies.busy_ns / 1e9,
+            "copy_delay_s": copies.delay_ns / 1e9,
         }
         summary = summarise(requests, self._steps, counts, self._waiting_at_last_arrival)
         summary["first_refusal"] = self._refusal or None

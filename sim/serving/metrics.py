@@ -21,7 +21,7 @@ __all__ = [
     "percentiles",
 ]
 
-# Order matters: the kernel that closes a step fills a row of these (sim.serving.engine).
+# Order matters: the kernel that closes a step fills a row of these (sim.serving.accounting).
 STEP_COLUMNS = (
     "step",
     "n_steps",
@@ -212,7 +212,7 @@ class RequestLog:
 
 
 class LivenessSamples:
-    """How full the allocated blocks are, at up to ``most`` moments evenly spread over the run.
+    """How full the allocated blocks are, at fewer than ``most`` moments evenly spread over the run.
 
     When there are too many samples every second one is dropped and the distance doubled, so that a run of any length
     ends with between ``most / 2`` and ``most`` of them.

@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sim.errors import InputError
-from sim.serving.copy import copy_costs, work_conserving_stretch
+from sim.serving.copy import contended_stretch, copy_costs
 from sim.serving.cost import require, step_costs
 from sim.serving.hardware import Hardware
 from sim.serving.models import Model
@@ -305,4 +305,4 @@ class ProfileCopyCost:
 
     def stretch_ns(self, step_ns: int, memory_ns: int, copy_bandwidth_ns: int) -> int:
         """Return how much longer a step gets because of the copy work beside it, in ns."""
-        return work_conserving_stretch(step_ns, memory_ns, copy_bandwidth_ns, self.share)
+        return contended_stretch(step_ns, memory_ns, copy_bandwidth_ns, self.share)

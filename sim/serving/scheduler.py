@@ -2,7 +2,7 @@
 
 Running requests are served first, in order; the hot loop over them is one kernel. What happens seldom (preemption,
 admission) is plain Python. With nothing evicted the result agrees with vLLM 0.32 step by step and block id by block id
-(tests/differential). Where memory is reclaimed there are three more rules, which need no effect otherwise: headroom is
+(tests/differential). Where memory is reclaimed there are three more rules, without effect otherwise: headroom is
 never given to requests, blocks on their way back from a copy are waited for rather than preempted for, and admission
 leaves alone what running prompts are about to take.
 """

@@ -165,7 +165,10 @@ class SimConfig(BaseModel):
         min_length=1,
     )
     copy_cost: str = _field(
-        COSTS, "bandwidth", "Time of a repack's copy: bandwidth, or linear:base_s=0,per_token_s=2e-5.", min_length=1
+        COSTS,
+        "bandwidth",
+        "Time of a repack's copy: bandwidth, linear:base_s=0,per_token_s=2e-5, or profile:FILE.",
+        min_length=1,
     )
     score_reads: float = _field(
         COSTS,
@@ -174,6 +177,7 @@ class SimConfig(BaseModel):
         "probabilities, which FlashAttention does not give (keys are half of K and V). Our choice; 0 assumes that they "
         "come for free.",
         ge=0,
+        le=100,
     )
     seed: int = _field(WORKLOAD, 0, "Seed of everything that is drawn.", ge=0)
 

@@ -120,8 +120,6 @@ def build_engine(
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         prefix_caching=config.prefix_caching,
     )
-    if config.prefix_caching and policy.evicts:
-        raise InputError("prefix_caching with an evicting policy is not modelled yet: turn one of them off")
     return Engine(
         source=source,
         scheduler=Scheduler(cache, limits, source.hash_tokens),

@@ -37,7 +37,6 @@ __all__ = ["Aside", "Store", "flat_summary"]
 
 FORMAT = b"1"
 STEP_ROWS = 2048
-SAMPLE_ROWS = 512
 NESTED = ("per_request", "per_step", "per_sample", "pool")
 TIMING = frozenset({"wall_s", "cpu_s"})
 """Summary figures that are not results: they differ from machine to machine."""

@@ -53,6 +53,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--trace", "poisson:rate=0,n=5,prompt=5,output=5"], "rate"),
         (["--config", "missing.toml"], "missing.toml: cannot read it"),
         (["--events"], "--out"),
+        (["--kv-blocks", "100000000000"], "slots in all"),
+        (["--score-reads", "1e300"], "score_reads"),
+        (["--rate-scale", "1e-300"], "past 146 years"),
         (["--polcy", "h2o"], "--policy"),
         (["extra"], "extra"),
     ],
@@ -90,10 +93,20 @@ def test_a_truncated_gzip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert str(path) in refused(capsys, "run", "--quiet", "--trace", str(path))
 
 
-def test_a_request_larger_than_the_pool_is_refused_and_the_run_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["run", "--quiet", "--json", "--trace", "poisson:rate=9,n=5,prompt=1000,output=9", "--kv-blocks", "8"]
-    assert cli.main(arguments) == 0
-    assert '"refused": 5' in capsys.readouterr().out
+def test_a_request_larger_than_the_pool_is_refused_and_the_others_are_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(GOOD + "c,2.0,1000,5\n")
+    assert cli.main(["run", "--quiet", "--json", "--trace", str(path), "--kv-blocks", "8"]) == 0
+    captured = capsys.readouterr()
+    assert '"finished": 2, "refused": 1' in captured.out
+    assert captured.err.startswith("note: 1 requests refused; request 'c': its 1000 tokens need 63 KV blocks")
+
+
+def test_a_run_in_which_no_request_fits_the_pool_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "run", "--quiet", "--trace", "poisson:rate=9,n=5,prompt=1000,output=9", "--kv-blocks", "8")
+    assert "its 1000 tokens need 63 KV blocks, the pool has 6 for requests" in line
 
 
 @pytest.mark.parametrize("command", ["run", "sweep"])

@@ -105,7 +105,14 @@ def test_headroom_is_not_for_requests():
 
 @pytest.mark.parametrize(
     ("blocks", "size", "headroom", "message"),
-    [(1, 16, 0, "KV blocks"), (8, 0, 0, "block size"), (8, 16, 7, "headroom"), (8, 16, -1, "headroom")],
+    [
+        (1, 16, 0, "KV blocks"),
+        (8, 0, 0, "block size"),
+        (8, 16, 7, "headroom"),
+        (8, 16, -1, "headroom"),
+        (1 << 27, 16, 0, "slots in all"),
+        (8, 1 << 28, 0, "slots in all"),
+    ],
 )
 def test_a_pool_that_cannot_be_is_refused(blocks: int, size: int, headroom: int, message: str):
     with pytest.raises(InputError, match=message):

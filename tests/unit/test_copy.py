@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.errors import InputError
-from sim.serving.copy import CopyCost, build_copy_cost, copy_costs, work_conserving_stretch
+from sim.serving.copy import CopyCost, build_copy_cost, contended_stretch, copy_costs
 from sim.serving.hardware import get_hardware
 from sim.serving.models import get_model
 
@@ -73,8 +73,8 @@ def test_profile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("step", "memory", "copy", "stretch"),
     [
-        (100, 60, 40, 0),  # fits beside the step
-        (100, 60, 50, 10),  # 10 more than the idle bandwidth
+        (100, 60, 40, 24),  # 60 % of it when the step wants the memory too
+        (100, 60, 50, 30),
         (100, 60, 500, 60),  # at most as much again as the step's own memory time, at a share of one half
         (100, 0, 500, 0),  # a step that needs no memory is not delayed
         (100, 100, 30, 30),  # a step bound by memory is delayed by all of it
@@ -82,7 +82,7 @@ def test_profile(tmp_path: Path) -> None:
     ],
 )
 def test_stretch_by_hand(step: int, memory: int, copy: int, stretch: int) -> None:
-    assert work_conserving_stretch(step, memory, copy, 0.5) == stretch
+    assert contended_stretch(step, memory, copy, 0.5) == stretch
 
 
 time_ns = st.integers(0, 10**9)
@@ -91,14 +91,14 @@ time_ns = st.integers(0, 10**9)
 @given(step=time_ns, share_of_step=st.floats(0, 1), copy=time_ns, share=st.floats(0.01, 0.99))
 def test_work_is_conserved(step: int, share_of_step: float, copy: int, share: float) -> None:
     memory = int(step * share_of_step)
-    stretch = work_conserving_stretch(step, memory, copy, share)
+    stretch = contended_stretch(step, memory, copy, share)
     assert stretch >= 0
     # No more bandwidth is handed out than there is ...
     assert memory + min(copy, step - memory + stretch) <= step + stretch
     # ... the copy never gets more than its share of what both want ...
     assert stretch <= round(memory * share / (1 - share))
     # ... and more copy work never makes a step shorter.
-    assert work_conserving_stretch(step, memory, copy + 1, share) >= stretch
+    assert contended_stretch(step, memory, copy + 1, share) >= stretch
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,15 @@ def test_repacking_is_never_free_under_load():
     assert makespans[0] < makespans[1] < makespans[2]
 
 
+def test_repacking_is_not_free_with_the_default_costs_either():
+    tight = SimConfig(
+        trace="default", head=150, rate_scale=6.0, policy="random", budget=0.4, kv_blocks=1500, reclaimer="vtoken"
+    )
+    summary = simulate(tight).summary
+    assert summary["repacks_committed"] > 0
+    assert 0.1 * summary["copy_time_s"] < summary["copy_delay_s"] < summary["copy_time_s"]
+
+
 @pytest.mark.parametrize("reclaimer", ["none", "naive", ALWAYS])
 def test_a_step_costs_few_simpy_events(reclaimer: str):
     policy = "full" if reclaimer == "none" else "random"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sim.errors import InputError
 from sim.registry import Registry
-from sim.workload.readers.base import Head, Reading, TraceReader, look
+from sim.workload.readers.base import HEAD_BYTES, Head, Reading, TraceReader, look
 from sim.workload.readers.rows import Rows
 from sim.workload.text import missing_column
 
@@ -76,7 +76,17 @@ def _unrecognised(head: Head) -> InputError:
         if missing < len(columns):
             absent = next((column for column in columns if column not in head.columns), columns[0])
             return InputError(f"{where}: not a known trace format; of {name}, {missing_column(absent, head.columns)}")
-    return InputError(f"{where}: not a known trace format: expected one of {', '.join(trace_readers)}")
+    return InputError(
+        f"{where}: not a known trace format: expected one of {', '.join(trace_readers)}{_first_line(head)}"
+    )
+
+
+def _first_line(head: Head) -> str:
+    """Say what may be wrong with the first line, if it is worth saying."""
+    line, end, _ = head.text.partition("\n")
+    if line[:1] == "{" and not head.record:
+        return "; line 1 is not a JSON object with fields"
+    return "" if end or len(line) < HEAD_BYTES else f"; line 1 is longer than {HEAD_BYTES >> 10} KiB"
 
 
 def _alike(wanted: tuple[str, ...], found: frozenset[str]) -> float:

@@ -14,9 +14,10 @@ from sim.workload.generate import Generator
 from sim.workload.source import Lengths, Source
 from sim.workload.text import MAX_LINE_BYTES, opened
 
-__all__ = ["Head", "Reading", "TraceReader", "look"]
+__all__ = ["HEAD_BYTES", "Head", "Reading", "TraceReader", "look"]
 
-_HEAD_BYTES = 64 * 1024
+HEAD_BYTES = 64 * 1024
+"""How much of a file is looked at to recognise it."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def look(path: Path) -> Head:
     if path.is_dir():
         return Head(path)
     with opened(path) as file:
-        raw = file.read(_HEAD_BYTES)
+        raw = file.read(HEAD_BYTES)
         if raw[:4] == b"PAR1":
             return Head(path, columns=_parquet_columns(path), parquet=True)
         first = raw.lstrip()
@@ -112,7 +113,7 @@ def look(path: Path) -> Head:
         if first[:1] == b"{" and b"\n" not in first:
             raw += file.readline(MAX_LINE_BYTES)
             first = raw.lstrip()
-    text = raw[:_HEAD_BYTES].decode("utf-8-sig", errors="replace")
+    text = raw[:HEAD_BYTES].decode("utf-8-sig", errors="replace")
     line = first.partition(b"\n")[0].decode("utf-8-sig", errors="replace").rstrip("\r")
     if line[:1] in "{[":
         return Head(path, text, record=_record(line))
