@@ -16,7 +16,11 @@ from sim.jit import njit
 from sim.kv.view import View
 from sim.registry import Registry
 
-__all__ = ["EvictionPolicy", "ScorePolicy", "lowest", "policies"]
+__all__ = ["NOBODY", "EvictionPolicy", "ScorePolicy", "lowest", "policies"]
+
+
+NOBODY: NDArray[np.int64] = np.zeros(0, np.int64)
+"""No request protects any token."""
 
 
 class EvictionPolicy:
@@ -72,10 +76,9 @@ class ScorePolicy(EvictionPolicy):
         """Return int64[B] twice: how many of a request's oldest and newest live tokens never die.
 
         The budget comes first: where both together exceed it, fewer of the oldest are protected, then of the newest;
-        the newest token always is.
+        the newest token always is. An empty array stands for none.
         """
-        none = np.zeros(len(view), np.int64)
-        return none, none
+        return NOBODY, NOBODY
 
     def select(self, view: View, excess: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Take the ``excess`` lowest scores outside what is protected."""
@@ -107,8 +110,10 @@ def lowest(
     bits = score.view(np.int32)
     at = 0
     for b in range(len(start)):
-        spared = max(1, min(newest[b], keep[b]))
-        first, last = start[b] + max(0, min(oldest[b], keep[b] - spared)), start[b] + n[b] - spared
+        spared = max(1, min(newest[b], keep[b])) if len(newest) > 0 else 1
+        first, last = start[b], start[b] + n[b] - spared
+        if len(oldest) > 0:
+            first += max(0, min(oldest[b], keep[b] - spared))
         mine = bits[first:last]
         if excess[b] == 1:
             victims[at] = first + _argmin(mine)

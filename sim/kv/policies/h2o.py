@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import InputError
-from sim.kv.policies.base import ScorePolicy, policies
+from sim.kv.policies.base import NOBODY, ScorePolicy, policies
 from sim.kv.view import View
 
 __all__ = ["H2O"]
@@ -53,4 +53,4 @@ class H2O(ScorePolicy):
 
     def protect(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Protect the recent share of the budget."""
-        return np.zeros(len(view), np.int64), (self.recent * view.keep).astype(np.int64)
+        return NOBODY, (self.recent * view.keep).astype(np.int64)

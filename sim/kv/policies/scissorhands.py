@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sim.errors import InputError
 from sim.jit import njit
-from sim.kv.policies.base import ScorePolicy, lowest, policies
+from sim.kv.policies.base import NOBODY, ScorePolicy, lowest, policies
 from sim.kv.view import View
 
 __all__ = ["Scissorhands"]
@@ -75,14 +75,13 @@ class Scissorhands(ScorePolicy):
 
     def protect(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Protect the newest."""
-        return np.zeros(len(view), np.int64), np.full(len(view), self.recent)
+        return NOBODY, np.full(len(view), self.recent)
 
     def select(self, view: View, excess: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Take the least voted, ``drop`` at a time."""
         newest = np.maximum(1, np.minimum(self.recent, view.keep))
         counts = np.maximum(excess, np.minimum(self.drop, view.n - newest)) if self.drop > 1 else excess
-        none = np.zeros_like(newest)
-        return lowest(self.score(view), view.start, view.n, view.keep, none, newest, counts), counts
+        return lowest(self.score(view), view.start, view.n, view.keep, NOBODY, newest, counts), counts
 
     def _vote(self, view: View, attention: NDArray[np.float32], back: int) -> None:
         words = tuple(view.columns[name].view(np.uint32) for name in self.columns[1:])
