@@ -67,6 +67,23 @@ def test_the_newest_token_gets_the_weight_it_would_have_had_in_a_prompt() -> Non
     assert not decode.columns[column][:49].any()
 
 
+def test_one_pass_is_attention_and_its_sum() -> None:
+    """``attend_and_add`` against ``attend`` and an addition: every cell, the sink's and a lone token's too."""
+    model = Synthetic()
+    view = prompt_view(model, [1, 2, 40, 700], gap=3)
+    model.begin(view)
+    apart, together = (np.zeros(len(view.position), np.float32) for _ in range(2))
+    model.attend(view, apart)
+    total = np.arange(len(view.position), dtype=np.float32)
+    expected = total.copy()
+    view.columns["total"] = expected
+    view.add("total", apart)
+    model.attend_and_add(view, together, total)
+    assert (together == apart).all()
+    assert (total == expected).all()
+    assert all(total[view.start] > view.start), "the sinks"
+
+
 def test_long_contexts() -> None:
     view = prompt_view(MODEL, [32_768, 131_072])
     for length, row, score in zip(view.n, attended(MODEL, view), accumulated(MODEL, view), strict=True):

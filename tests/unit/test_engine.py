@@ -12,7 +12,7 @@ from sim.kv.replay import Replay
 from sim.rng import stream
 from sim.serving.engine import Engine, Outcome
 from sim.study.config import SimConfig
-from sim.study.run import simulate
+from sim.study.run import build_engine, simulate
 from sim.workload.trace import Trace
 from tests.support.serving import MS, Steps, engine, recorded, recount, trace
 
@@ -181,6 +181,25 @@ def test_repacking_is_not_free_with_the_default_costs_either():
     summary = simulate(tight).summary
     assert summary["repacks_committed"] > 0
     assert 0.1 * summary["copy_time_s"] < summary["copy_delay_s"] < summary["copy_time_s"]
+
+
+@pytest.mark.parametrize(("policy", "factor"), [("h2o", 1.5), ("random", 1.0)])
+def test_scores_cost_reads(policy: str, factor: float):
+    """A policy that looks at attention reads half of the KV again; one that does not pays nothing."""
+    asked: list[tuple[int, ...]] = []
+
+    class Recorder:
+        def step_ns(self, *work: int) -> tuple[int, int]:
+            asked.append(work)
+            return MS, MS
+
+    config = SimConfig(trace="poisson:rate=1,n=1,prompt=100,output=4", policy=policy, budget=1.0, reclaimer="naive")
+    run = build_engine(config)
+    run._step_cost = Recorder()
+    run.run()
+    # Prompt: 100 tokens, 100 * 101 / 2 pairs. Then one query over 101, 102, 103 tokens.
+    plain = [(100, 1, 100, 5050), *((1, 1, n, n) for n in (101, 102, 103))]
+    assert asked == [(tokens, seqs, int(factor * kv), int(factor * pairs)) for tokens, seqs, kv, pairs in plain]
 
 
 @pytest.mark.parametrize("reclaimer", ["none", "naive", ALWAYS])
