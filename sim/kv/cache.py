@@ -16,9 +16,29 @@ from sim.errors import InputError
 from sim.jit import njit
 from sim.kv.blocks import BlockPool, Why, emit, free_block, list_block, release_row, unlink
 from sim.kv.events import EVENT, Kind, KVEventLog
-from sim.kv.repack import RepackPlan, commit, find_window, is_lawful, set_aside
+from sim.kv.repack import (
+    Group,
+    RepackPlan,
+    blocks_kept,
+    commit,
+    find_group,
+    find_window,
+    index_of,
+    is_lawful,
+    set_aside,
+)
 from sim.kv.state import ROW, H, State, Store
-from sim.kv.tokens import CellArena, _drop_block, append_tokens, evict_tokens, make_room, pack_rows
+from sim.kv.tokens import (
+    CellArena,
+    _drop_block,
+    append_tokens,
+    evict_tokens,
+    find_published,
+    lives_in,
+    make_room,
+    pack_rows,
+    packs_into_fewer,
+)
 from sim.kv.view import View
 
 __all__ = ["KVCache"]
@@ -29,6 +49,7 @@ MAX_SLOTS = 2**31 - 1
 _SHARE = int(Kind.SHARE)
 _NO_ROW = np.zeros(1, ROW)
 _NO_ROW["plan"] = -1
+_UNSETTLED = np.zeros(0, np.bool_)
 
 
 @njit
@@ -41,40 +62,59 @@ def _fill_view(
         key[i] = record.key
         out[0, i] = rows[i]
         out[1, i] = record.start
-        out[2, i] = record.live
-        out[3, i] = record.computed
+        # Slots are given before they are written; with asynchronous scheduling those of the next step are out already.
+        length = record.computed - record.sched
+        out[2, i] = record.live - record.sched
+        out[3, i] = length
         out[4, i] = record.decode_from
         # A hair less, so that 0.1 * 30 = 3.0000000000000004 keeps 3 tokens and not 4.
-        out[5, i] = max(1, int(np.ceil(share * record.computed - 1e-9)) if tokens == 0 else tokens)
+        out[5, i] = max(1, int(np.ceil(share * length - 1e-9)) if tokens == 0 else tokens)
 
 
 @njit
 def _share_block(s: State, row: int, block: int) -> None:
-    """Put a cached block at the end of the row's table; its contents count as the row's computed tokens."""
+    """Put a cached block at the end of the row's table; its contents count as the row's computed tokens, all alive."""
+    size = s.block_size
     record = s.rows[row]
-    if s.blocks[block].ref == 0:
+    shared = s.blocks[block]
+    if shared.ref == 0:
         unlink(s, block)
-        s.blocks[block].owner = row
-    s.blocks[block].ref += 1
+        shared.owner = row
+    shared.ref += 1
+    if record.tracked:
+        if shared.tables > 0:
+            s.header[H.LIVE] += size - shared.live
+        shared.live = size
+        for i in range(size):
+            slot, cell = block * size + i, record.start + record.live + i
+            s.readers[slot] += 1
+            s.position[cell] = record.computed + i
+            s.slot[cell] = slot
+            s.columns[:, cell] = 0.0
     list_block(s, row, block)
-    record.written += s.block_size
-    record.live += s.block_size
-    record.computed += s.block_size
+    record.written += size
+    record.live += size
+    record.computed += size
     emit(s, _SHARE, record.ordinal, block, 0)
 
 
 @njit
+def _share_blocks(s: State, row: int, blocks: np.ndarray) -> None:
+    for block in blocks:
+        _share_block(s, row, block)
+
+
+@njit
 def _abandon(s: State, row: int) -> None:
-    """Forget the row's repack; source blocks that nobody lives in any more are freed now."""
+    """Forget the row's repack; source blocks in which none of its tokens lives any more leave its table now."""
     record = s.rows[row]
     first, last = record.busy_from, record.busy_to
     record.busy_from = 0
     record.busy_to = 0
     record.plan = -1
     for index in range(last - 1, first - 1, -1):
-        if s.blocks[s.table[row, index]].live == 0:
-            _drop_block(s, row, index, Why.DEATH)
-            s.header[H.FREED_BY_DEATH] += 1
+        if not lives_in(s, row, s.table[row, index]):
+            s.header[H.FREED_BY_DEATH] += _drop_block(s, row, index, Why.DEATH)
 
 
 class KVCache:
@@ -119,7 +159,7 @@ class KVCache:
             raise InputError(
                 f"headroom: expected 0 to {num_blocks - 2} blocks of a pool of {num_blocks - 1}, got {headroom_blocks}"
             )
-        self.store = Store(num_blocks, block_size, columns=len(columns), logging=logging)
+        self.store = Store(num_blocks, block_size, columns=len(columns), tracked=tracked, logging=logging)
         self.store.s.header[H.RESERVE] = headroom_blocks
         self.pool = BlockPool(self.store)
         self.arena = CellArena(self.store)
@@ -179,9 +219,11 @@ class KVCache:
 
         Blocks that a copy is still reading stay out of the pool until the fence.
         """
-        self.store.reserve_events(int(self.store.s.rows[row]["blocks"]) + 1)
         s = self.store.s
-        emit(s, int(kind), int(s.rows[row]["ordinal"]), value, 0)
+        if self.store.logging:
+            self.store.reserve_events(int(s.rows[row]["blocks"]) + 1)
+            s = self.store.s
+            emit(s, int(kind), int(s.rows[row]["ordinal"]), value, 0)
         release_row(s, row)
         if self.tracked:
             self.arena.close(row)
@@ -191,8 +233,13 @@ class KVCache:
     def share_blocks(self, row: int, blocks: Iterable[int]) -> None:
         """Put blocks that the prefix cache found at the front of an empty table."""
         self.store.reserve_events(len(self.store.s.blocks))
-        for block in blocks:
-            _share_block(self.store.s, row, block)
+        _share_blocks(self.store.s, row, np.array([*blocks], np.int64))
+
+    def note(self, kind: Kind, ordinal: int, a: int, b: int = 0) -> None:
+        """Write an event, if events are kept."""
+        if self.store.logging:
+            self.store.reserve_events(1)
+            emit(self.store.s, int(kind), ordinal, a, b)
 
     # -- the paper's three calls ---------------------------------------------------------------------------------------
 
@@ -214,7 +261,7 @@ class KVCache:
         append_tokens(self.store.s, row, count)
 
     def evict_tokens(self, row: int, positions: Sequence[int] | NDArray[np.int64]) -> None:
-        """Kill the tokens at these logical positions; blocks in which nothing lives any more are freed.
+        """Kill the tokens at these logical positions, for this row; it lets go of blocks in which none of its live.
 
         Raises
         ------
@@ -235,11 +282,14 @@ class KVCache:
     def apply_moves(self, plan: RepackPlan) -> int:
         """Put a finished relocation into effect, whole or not at all.
 
+        The plans of a group are all put into effect, one after the other, or none: that is settled with the first.
+
         Returns
         -------
         int
-            Blocks that it freed; 0 if it was not worth it any more or had been cancelled. Then its destinations have
-            gone back to the pool and the layout is as before.
+            Blocks that the pool won by it; a plan of a group may have cost some. 0 if it was not worth it any more or
+            had been cancelled (``plan.cancelled`` then says so): its destinations have gone back to the pool and the
+            layout is as before.
 
         Raises
         ------
@@ -252,8 +302,11 @@ class KVCache:
         emit(s, int(Kind.COPIED), plan.ordinal, plan.number, 0)
         freed = 0
         if not plan.cancelled:
-            freed = int(commit(s, plan.row, plan.number, plan.destinations, plan.position, plan.to_slot))
-            if not freed:
+            done = False
+            if plan.group is None or self._worth(plan.group):
+                died = plan.group.died if plan.group is not None else _UNSETTLED
+                done, freed = commit(s, plan.row, plan.number, plan.destinations, plan.position, plan.to_slot, died)
+            if not done:
                 emit(s, int(Kind.CANCEL), plan.ordinal, plan.number, 0)
                 _abandon(s, plan.row)
                 plan.cancelled = True
@@ -282,24 +335,65 @@ class KVCache:
             None if no block would be freed, or a plan for the request is in flight already.
         """
         s = self.store.s
-        record = s.rows[row]
-        if record["plan"] >= 0:
+        if s.rows[row]["plan"] >= 0:
             return None
         first, last = find_window(s, row, min(most_destinations, self.pool.free_blocks))
+        return self._plan(row, first, last) if last > first else None
+
+    def plan_copy_out(self, rows: NDArray[np.int64], most_destinations: int) -> list[RepackPlan]:
+        """Plan to copy the tokens of all readers out of a run of shared blocks, so that these are free.
+
+        Parameters
+        ----------
+        rows
+            int64[B], running requests.
+        most_destinations
+            Free blocks that the plans may use together, headroom included.
+
+        Returns
+        -------
+        list of RepackPlan
+            A plan for each reader, of the run that wins most; none if all copies together take as many blocks as they
+            free, or a reader's repack is in flight already.
+        """
+        s = self.store.s
+        row, first, last = find_group(s, rows, min(most_destinations, self.pool.free_blocks))
         if last <= first:
-            return None
+            return []
+        block = int(s.table[row, first])
+        places = [(reader, int(index_of(s, reader, block))) for reader in rows.tolist()]
+        number = self._plans
+        plans = [self._plan(reader, at, at + last - first, number) for reader, at in places if at >= 0]
+        group = Group(plans)
+        for plan in plans:
+            plan.group = group
+        return plans
+
+    def coming_back(self, plans: Sequence[RepackPlan]) -> int:
+        """Return the blocks that the pool gets back when the copies of these plans are complete."""
+        if not plans:
+            return 0
+        sources = [p.sources[len(p.sources) - p.deferred :] if p.cancelled else p.sources for p in plans]
+        # Of a source that others hold too, only the plans' own references go.
+        blocks, held = np.unique(np.concatenate(sources), return_counts=True)
+        freed = int((held >= self.store.s.blocks["ref"][blocks]).sum())
+        return freed + sum(len(plan.destinations) for plan in plans if plan.cancelled)
+
+    def _plan(self, row: int, first: int, last: int, group: int = -1) -> RepackPlan:
+        """Plan the repack of the blocks ``[first, last)`` of a row's table."""
         blocks = last - first
-        self.store.reserve_events(2 * blocks + 1)
+        self.store.reserve_events(2 * blocks + 2)
         number = self._plans
         self._plans += 1
         sources, destinations = np.empty((2, blocks), np.int32)
         position, from_slot, to_slot = np.empty((3, blocks * self.block_size), np.int32)
-        count = set_aside(self.store.s, row, number, first, last, sources, destinations, position, from_slot, to_slot)
+        s = self.store.s
+        count = set_aside(s, row, number, group, first, last, sources, destinations, position, from_slot, to_slot)
         need = -(-count // self.block_size)
         return RepackPlan(
             number,
             row,
-            int(record["ordinal"]),
+            int(s.rows[row]["ordinal"]),
             sources,
             destinations[:need],
             position[:count],
@@ -315,15 +409,48 @@ class KVCache:
         record = self.store.s.rows[plan.row]
         plan.deferred = int(record["busy_to"] - record["busy_from"])
         plan.cancelled = True
-        self.store.reserve_events(1)
-        emit(self.store.s, int(Kind.CANCEL), plan.ordinal, plan.number, 0)
+        self.note(Kind.CANCEL, plan.ordinal, plan.number)
 
-    def pack(self, rows: NDArray[np.int64]) -> None:
-        """Repack rows at once, in place and for nothing: what the ``ideal`` reclaimer does."""
+    def pack(self, rows: NDArray[np.int64], *, counted: bool = False) -> int:
+        """Repack rows at once and in place, and return how many tokens moved.
+
+        ``counted`` adds them to the statistics; the ``ideal`` reclaimer's cost nothing and are not.
+
+        Shared blocks stay as they are, and what lies between two of them is packed by itself. What the prefix cache
+        knows is packed into free blocks and so not written over, as long as there are any.
+        """
+        moved = self._pack_published(rows, counted) if len(self.store.s.readers) else 0
         if self.store.s.header[H.LOGGING]:
             records = self.store.s.rows[rows]
             self.store.reserve_events(int((records["live"] + records["blocks"]).sum()) + len(rows))
-        pack_rows(self.store.s, rows)
+        return moved + int(pack_rows(self.store.s, rows, counted))
+
+    def packable(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return bool[B]: whose tokens fit fewer blocks than they are spread over, shared blocks left out."""
+        s = self.store.s
+        if not len(s.readers):
+            records = s.rows[rows]
+            fewer: NDArray[np.bool_] = -(-records["written"] // s.block_size) > -(-records["live"] // s.block_size)
+            return fewer
+        out = np.empty(len(rows), np.bool_)
+        packs_into_fewer(s, rows, out)
+        return out
+
+    def _pack_published(self, rows: NDArray[np.int64], counted: bool) -> int:
+        moved = 0
+        for row in rows.tolist():
+            first, last = find_published(self.store.s, row)
+            while last > first:
+                live = int(self.store.s.blocks["live"][self.store.s.table[row, first:last]].sum())
+                if -(-live // self.block_size) > self.pool.available_blocks:
+                    break
+                self.apply_moves(self._plan(row, first, last))
+                moved += live
+                if not counted:
+                    self.store.s.header[H.MOVED] -= live
+                    self.store.s.rows["moved"][row] -= live
+                first, last = find_published(self.store.s, row)
+        return moved
 
     # -- what policies see ---------------------------------------------------------------------------------------------
 
@@ -360,7 +487,7 @@ class KVCache:
     def blocks_needed(self, row: int, count: int) -> int:
         """Return how many blocks ``count`` more tokens of the row take from the pool."""
         record = self.store.s.rows[row]
-        return -(-(int(record["written"]) + count) // self.block_size) - int(record["blocks"])
+        return max(0, -(-(int(record["written"]) + count) // self.block_size) - int(record["blocks"]))
 
     def grow_cells(self, row: int, count: int) -> None:
         """Make room for ``count`` more tokens of the row, and some."""
@@ -394,6 +521,18 @@ class KVCache:
         count = int(s.header[H.EVENTS])
         events = s.events[:count].copy() if count else np.zeros(0, EVENT)
         return KVEventLog(events, self.block_size, len(s.blocks))
+
+    def _worth(self, group: Group) -> bool:
+        """Say whether the group still frees more blocks than it takes; behind the fence, before anything changes."""
+        if group.worth is None:
+            s = self.store.s
+            left = [plan for plan in group.plans if not plan.cancelled]
+            blocks = s.blocks[left[0].sources]
+            # One that somebody else reads by now stays; one in which nobody lives any more would go without the copy.
+            group.died = blocks["live"] == 0
+            freed = int(((blocks["tables"] == len(left)) & ~group.died).sum())
+            group.worth = freed > sum(int(blocks_kept(s, plan.row, plan.position)) for plan in left)
+        return group.worth
 
     def _check(self, plan: RepackPlan) -> None:
         """Refuse a plan that is not one."""

@@ -15,7 +15,7 @@ from sim.errors import InputError
 
 __all__ = ["EVENT", "EVENT_SCHEMA_VERSION", "KVEventLog", "Kind"]
 
-EVENT_SCHEMA_VERSION = 1
+EVENT_SCHEMA_VERSION = 2
 
 
 class Kind(IntEnum):
@@ -57,6 +57,8 @@ class Kind(IntEnum):
     """The request is done: a = logical length."""
     PACK = 18
     """The moves before it closed the request's gaps in place: a = slots up to the write position now."""
+    GROUP = 19
+    """The plan before it is one of those that empty shared blocks together: a = plan, b = the first of these plans."""
 
 
 EVENT = np.dtype(

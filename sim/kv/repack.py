@@ -6,24 +6,45 @@ frees strictly more blocks than it takes. Until then the sources are read and th
 
 The paper takes "the least used blocks" as sources and keeps the logical order; both at once are possible only for a run
 of neighbouring blocks, so a plan here is the run of blocks that frees most with the destinations to be had.
+
+A block that several tables list is not a source (the paper leaves shared prefixes alone), unless all of its readers
+copy their tokens out of it together: a *group* of plans, one a reader, over the same run of blocks. A reader alone wins
+the pool nothing: it would take destinations while the others keep the sources. A group is planned if all of its copies
+together take fewer blocks than the run has, and takes effect as a whole or not at all. Sources are only read, so a
+request may begin to share one while the copy runs; it keeps it, and the plan is weighed again without it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.jit import njit
-from sim.kv.blocks import Why, emit, free_block, take_block, unlist_block
+from sim.kv.blocks import Why, emit, free_block, leave_slot, take_block, unlist_block
 from sim.kv.events import Kind
 from sim.kv.state import H, State
+from sim.kv.tokens import next_private
 
-__all__ = ["RepackPlan", "commit", "find_window", "is_lawful", "possible_gain", "set_aside", "snapshot_moves"]
+__all__ = [
+    "Group",
+    "RepackPlan",
+    "blocks_kept",
+    "commit",
+    "find_group",
+    "find_window",
+    "index_of",
+    "is_lawful",
+    "possible_gain",
+    "set_aside",
+    "snapshot_moves",
+]
 
 _MOVE = int(Kind.MOVE)
 _PLAN = int(Kind.PLAN)
+_GROUP = int(Kind.GROUP)
 _SOURCE = int(Kind.SOURCE)
 _RESERVE = int(Kind.RESERVE)
 _COMMIT = int(Kind.COMMIT)
@@ -50,6 +71,8 @@ class RepackPlan:
     cancelled: bool = False
     deferred: int = 0
     """Sources that left a table while the copy ran, and are free behind the fence."""
+    group: Group | None = None
+    """The plans that empty the same sources, if those are shared."""
 
     @property
     def tokens(self) -> int:
@@ -58,13 +81,26 @@ class RepackPlan:
 
     @property
     def gain(self) -> int:
-        """Blocks that it frees if nothing changes meanwhile."""
+        """Blocks that the pool wins if nothing changes meanwhile; of a group, the first plan has all of the sources."""
+        if self.group is not None and self.group.plans[0] is not self:
+            return -len(self.destinations)
         return len(self.sources) - len(self.destinations)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The plans of all readers of a run of shared blocks: they take effect together or not at all."""
+
+    plans: Sequence[RepackPlan]
+    worth: bool | None = None
+    """Whether they still free more blocks than they take: settled once, behind the fence."""
+    died: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """[sources] Settled with it: those in which no reader's token lived any more."""
 
 
 @njit
 def possible_gain(s: State, rows: np.ndarray, gain: np.ndarray) -> int:
-    """Fill ``gain`` with the blocks that repacking all completely written blocks of each row would free.
+    """Fill ``gain`` with the blocks that repacking all completely written, private blocks of each row would free.
 
     Rows with a repack in flight, or whose prompt is not complete, get 0. Returns the sum.
     """
@@ -76,10 +112,19 @@ def possible_gain(s: State, rows: np.ndarray, gain: np.ndarray) -> int:
         if record.plan >= 0 or record.decode_from == 0:
             continue
         full = record.written // size
-        live = record.live
-        if full < record.blocks:
-            live -= s.blocks[s.table[rows[i], full]].live
-        gain[i] = max(0, full - (live + size - 1) // size)
+        if len(s.readers) == 0:
+            live = record.live
+            if full < record.blocks:
+                live -= s.blocks[s.table[rows[i], full]].live
+            gain[i] = max(0, full - (live + size - 1) // size)
+        else:
+            first, last = next_private(s, rows[i], 0)
+            while first < min(last, full):
+                live = 0
+                for index in range(first, min(last, full)):
+                    live += s.blocks[s.table[rows[i], index]].live
+                gain[i] += min(last, full) - first - (live + size - 1) // size
+                first, last = next_private(s, rows[i], last)
         total += gain[i]
     return total
 
@@ -97,38 +142,50 @@ def find_window(s: State, row: int, most: int) -> tuple[int, int]:
     -------
     tuple of int
         The run that frees most blocks; among those the one with the fewest live tokens to copy, then the first. Empty
-        (0, 0) if none frees a block. Only completely written blocks are in it: the tail goes on being appended to.
+        (0, 0) if none frees a block. Only completely written blocks that nobody else holds are in it: the tail goes on
+        being appended to, and shared blocks would not be free.
+    """
+    full = s.rows[row].written // s.block_size
+    best_gain, best_live, best_first, best_last = 0, 0, 0, 0
+    first, last = next_private(s, row, 0)
+    while first < min(last, full):
+        gain, live, at, end = _best_run(s, row, first, min(last, full), most)
+        if gain > best_gain or (gain == best_gain and live < best_live):
+            best_gain, best_live, best_first, best_last = gain, live, at, end
+        first, last = next_private(s, row, last)
+    return best_first, best_last
 
-    Notes
-    -----
+
+@njit
+def _best_run(s: State, row: int, begin: int, end: int, most: int) -> tuple[int, int, int, int]:
+    """Find the best run inside ``[begin, end)``; return its gain, its live tokens, its first block and its last.
+
     Widening a run by one block never loses: it adds one block to free and at most one to fill. So for each first block
     the longest run whose tokens fit ``most`` blocks frees most, and of the runs that free as many the shortest copies
     least. Both ends only ever move on: two passes of two pointers, O(blocks).
     """
     size = s.block_size
-    record = s.rows[row]
-    full = record.written // size
     room = most * size
     gain = 0
     live = 0
-    last = 0
-    for first in range(full):
+    last = begin
+    for first in range(begin, end):
         if last < first:
             last = first
             live = 0
-        while last < full and live + s.blocks[s.table[row, last]].live <= room:
+        while last < end and live + s.blocks[s.table[row, last]].live <= room:
             live += s.blocks[s.table[row, last]].live
             last += 1
         gain = max(gain, last - first - (live + size - 1) // size)
         if last > first:
             live -= s.blocks[s.table[row, first]].live
     if gain == 0:
-        return 0, 0
+        return 0, 0, 0, 0
     best_live, best_first, best_last = room + 1, 0, 0
     live = 0
-    last = 0
-    for first in range(full):
-        while last < full and last - first - (live + size - 1) // size < gain:
+    last = begin
+    for first in range(begin, end):
+        while last < end and last - first - (live + size - 1) // size < gain:
             live += s.blocks[s.table[row, last]].live
             last += 1
         if last - first - (live + size - 1) // size < gain:
@@ -136,7 +193,117 @@ def find_window(s: State, row: int, most: int) -> tuple[int, int]:
         if live < best_live:
             best_live, best_first, best_last = live, first, last
         live -= s.blocks[s.table[row, first]].live
-    return best_first, best_last
+    return gain, best_live, best_first, best_last
+
+
+@njit
+def index_of(s: State, row: int, block: int) -> int:
+    """Return where ``block`` stands in the row's table; -1 if it does not, or if the row cannot be repacked now."""
+    record = s.rows[row]
+    if record.plan < 0 and record.decode_from > 0:
+        mine = s.table[row, : record.blocks]
+        for index in range(len(mine)):
+            if mine[index] == block:
+                return index
+    return -1
+
+
+@njit
+def find_group(s: State, rows: np.ndarray, most: int) -> tuple[int, int, int]:
+    """Find the run of shared blocks whose readers, all together, free most blocks by copying their tokens out.
+
+    Parameters
+    ----------
+    rows
+        int64[B], the running requests.
+    most
+        Destination blocks to be had, by all readers together.
+
+    Returns
+    -------
+    tuple of int
+        A reader (row), and first and last table index of the run in its table; (-1, 0, 0) if none frees a block.
+
+    Notes
+    -----
+    The run is read by the same rows from end to end, none of which has a repack in flight. Of such a run the part is
+    taken whose blocks have most slots more than their readers have live tokens, from the first of equal ones on.
+    """
+    table, blocks = s.table, s.blocks
+    readers, at = np.empty((2, len(rows)), np.int64)
+    seen = np.zeros(len(blocks), np.bool_)
+    best_gain, best_row, best_first, best_last = 0, -1, 0, 0
+    for row in rows:
+        begin = 0
+        while begin < s.rows[row].blocks:
+            block = table[row, begin]
+            degree = blocks[block].tables
+            end = begin + 1
+            if degree > 1 and blocks[block].ref == degree and not seen[block]:
+                count = 0
+                for other in rows:
+                    index = index_of(s, other, block)
+                    if index >= 0:
+                        readers[count], at[count] = other, index
+                        count += 1
+                seen[block] = True
+                if count == degree:
+                    while end < s.rows[row].blocks and _same(s, readers[:count], at[:count], end - begin):
+                        seen[table[row, end]] = True
+                        end += 1
+                    gain, first, last = _best_part(s, readers[:count], at[:count], end - begin, most)
+                    if gain > best_gain:
+                        best_gain, best_row, best_first, best_last = gain, row, begin + first, begin + last
+            begin = end
+    return best_row, best_first, best_last
+
+
+@njit
+def _same(s: State, readers: np.ndarray, at: np.ndarray, offset: int) -> bool:
+    """Say whether these rows, and nobody else, hold one block ``offset`` behind where they stand ``at``."""
+    block = s.table[readers[0], at[0] + offset]
+    if s.blocks[block].tables != len(readers) or s.blocks[block].ref != len(readers):
+        return False
+    for i in range(len(readers)):
+        index = at[i] + offset
+        if index >= s.rows[readers[i]].blocks or s.table[readers[i], index] != block:
+            return False
+    return True
+
+
+@njit
+def _best_part(s: State, readers: np.ndarray, at: np.ndarray, length: int, most: int) -> tuple[int, int, int]:
+    """Find the part ``[first, last)`` of a shared run to copy out of; return its gain and the part."""
+    size = s.block_size
+    live = np.zeros((len(readers), length), np.int64)
+    for i in range(len(readers)):
+        mine = s.table[readers[i], at[i] : at[i] + length]
+        cell = s.rows[readers[i]].start
+        end = cell + s.rows[readers[i]].live
+        # Cells are in table order: the run's are side by side.
+        while cell < end and s.slot[cell] // size != mine[0]:
+            cell += 1
+        for index in range(length):
+            while cell < end and s.slot[cell] // size == mine[index]:
+                live[i, index] += 1
+                cell += 1
+    # The contiguous part with the largest sum of slots minus live tokens.
+    total, start, best, first, last = 0, 0, 0, 0, 0
+    for index in range(length):
+        total += size - live[:, index].sum()
+        if total > best:
+            best, first, last = total, start, index + 1
+        if total <= 0:
+            total, start = 0, index + 1
+    need = most + 1
+    while last > first:
+        need = 0
+        for i in range(len(readers)):
+            need += (live[i, first:last].sum() + size - 1) // size
+        if need <= most:
+            break
+        last -= 1
+    return last - first - need if last > first else 0, first, last
 
 
 @njit
@@ -163,6 +330,7 @@ def set_aside(
     s: State,
     row: int,
     number: int,
+    group: int,
     first: int,
     last: int,
     sources: np.ndarray,
@@ -173,6 +341,8 @@ def set_aside(
 ) -> int:
     """Make plan ``number`` of the run ``[first, last)``: fill the arrays, take the destinations, mark the row.
 
+    ``group`` is the first plan of the group that it belongs to, or -1.
+
     Returns
     -------
     int
@@ -182,6 +352,8 @@ def set_aside(
     record = s.rows[row]
     count = snapshot_moves(s, row, first, last, position, from_slot)
     emit(s, _PLAN, record.ordinal, number, count)
+    if group >= 0:
+        emit(s, _GROUP, record.ordinal, number, group)
     for index in range(first, last):
         sources[index - first] = s.table[row, index]
         emit(s, _SOURCE, record.ordinal, s.table[row, index], number)
@@ -222,6 +394,36 @@ def is_lawful(s: State, row: int, destinations: np.ndarray, position: np.ndarray
 
 
 @njit
+def _survivors(s: State, row: int, position: np.ndarray, moved: np.ndarray, alive: np.ndarray) -> int:
+    """Find the plan's tokens again: their cells, -1 where dead, and the living of each destination.
+
+    Returns
+    -------
+    int
+        Destinations in which something lives.
+    """
+    size, now = s.block_size, s.position
+    cell = s.rows[row].start
+    end = cell + s.rows[row].live
+    for k in range(len(position)):
+        while cell < end and now[cell] < position[k]:
+            cell += 1
+        if cell < end and now[cell] == position[k]:
+            moved[k] = cell
+            alive[k // size] += 1
+        else:
+            moved[k] = -1
+    return int((alive > 0).sum())
+
+
+@njit
+def blocks_kept(s: State, row: int, position: np.ndarray) -> int:
+    """Return how many destinations a plan of these tokens would fill if it took effect now."""
+    alive = np.zeros(len(position) // s.block_size + 1, np.int64)
+    return _survivors(s, row, position, np.empty(len(position), np.int64), alive)
+
+
+@njit
 def commit(
     s: State,
     row: int,
@@ -229,47 +431,52 @@ def commit(
     destinations: np.ndarray,
     position: np.ndarray,
     to_slot: np.ndarray,
-) -> int:
-    """Put a copied plan into effect; return the blocks it freed, or 0 if it is not worth it any more (nothing changed).
+    died: np.ndarray,
+) -> tuple[bool, int]:
+    """Put a copied plan into effect if it still frees more blocks than it takes, or if its group does.
+
+    What a group does was settled before its first plan changed anything: ``died`` says then in which sources nothing
+    lived any more. Of a plan by itself it is empty.
 
     Tokens that died since the plan are skipped: their place in the destination stays a dead slot. A destination in
-    which nothing lives goes straight back.
+    which nothing lives goes straight back. A source that others read stays theirs.
+
+    Returns
+    -------
+    tuple
+        Whether it took effect (if not, nothing has changed), and the blocks that the pool won: a plan of a group may
+        have taken some, and another one of the group wins them back.
     """
     size = s.block_size
+    # Taken out of the tuple once: each time costs a reference count.
+    header, blocks, readers, slot = s.header, s.blocks, s.readers, s.slot
     record = s.rows[row]
     first, last = record.busy_from, record.busy_to
     moved = np.empty(len(position), np.int64)  # cells, in plan order; -1 if dead
     alive = np.zeros(len(destinations), np.int64)
-    cell = record.start
-    end = record.start + record.live
-    for k in range(len(position)):
-        while cell < end and s.position[cell] < position[k]:
-            cell += 1
-        if cell < end and s.position[cell] == position[k]:
-            moved[k] = cell
-            alive[k // size] += 1
-        else:
-            moved[k] = -1
-    kept = 0
-    for d in range(len(destinations)):
-        kept += alive[d] > 0
+    kept = _survivors(s, row, position, moved, alive)
     # Sources whose last token died meanwhile would be free without the copy: they are no gain of it.
     sources = s.table[row, first:last].copy()
-    died = np.empty(len(sources), np.bool_)
-    dead = 0
-    for i in range(len(sources)):
-        died[i] = s.blocks[sources[i]].live == 0
-        dead += died[i]
-    if len(sources) - dead <= kept:
-        return 0
+    if len(died) == 0:
+        died = np.empty(len(sources), np.bool_)
+        won = 0
+        for i in range(len(sources)):
+            died[i] = blocks[sources[i]].live == 0
+            won += not died[i] and blocks[sources[i]].tables == 1
+        if won <= kept:
+            return False, 0
     for k in range(len(position)):
         if moved[k] >= 0:
-            emit(s, _MOVE, record.ordinal, s.slot[moved[k]], to_slot[k])
-            s.blocks[s.slot[moved[k]] // size].live -= 1
-            s.blocks[to_slot[k] // size].live += 1
-            s.slot[moved[k]] = to_slot[k]
+            source = slot[moved[k]]
+            emit(s, _MOVE, record.ordinal, source, to_slot[k])
+            if blocks[source // size].cached:
+                header[H.LIVE] += 1 - leave_slot(blocks, readers, source // size, source)
+            else:
+                blocks[source // size].live -= 1
+            blocks[to_slot[k] // size].live += 1
+            slot[moved[k]] = to_slot[k]
             record.moved += 1
-            s.header[H.MOVED] += 1
+            header[H.MOVED] += 1
     emit(s, _COMMIT, record.ordinal, number, first)
     # The table: sources out, destinations with life in.
     tail = last == record.blocks
@@ -283,6 +490,7 @@ def commit(
             # unless it is the table's tail.
             fill = min(size, len(position) - d * size) if tail else size
             s.blocks[block].written = fill
+            s.blocks[block].tables = 1
             s.header[H.WRITTEN] += fill
             s.header[H.IN_TABLES] += 1
             s.table[row, at] = block
@@ -296,14 +504,16 @@ def commit(
     record.busy_from = 0
     record.busy_to = 0
     record.plan = -1
+    freed = -kept
     for i in range(len(sources)):
-        unlist_block(s, sources[i])
+        if unlist_block(s, sources[i]):
+            freed += not died[i]
+            s.header[H.FREED_BY_DEATH] += died[i]
         emit(s, _FREE, record.ordinal, sources[i], Why.DEATH if died[i] else Why.REPACK)
         free_block(s, sources[i])
     for d in range(len(destinations)):
         if alive[d] == 0:
             emit(s, _FREE, record.ordinal, destinations[d], Why.CANCEL)
             free_block(s, destinations[d])
-    s.header[H.FREED_BY_DEATH] += dead
-    s.header[H.FREED_BY_REPACK] += gone - dead
-    return gone - dead
+    s.header[H.FREED_BY_REPACK] += freed
+    return True, freed

@@ -6,6 +6,11 @@ checks the invariants of the paper (I1 to I4) at every event:
 I1 no token is lost or doubled; I2 a live token has one slot and a slot at most one live token (of one request);
 I3 a moved token is read at its new place only after the copy is complete; I4 plans in flight do not overlap, and each
 ends with strictly fewer blocks or without effect.
+
+Where prefixes are shared: a block that several tables list is never written, nor filled by a move; the plans of a group
+have the same sources, which are all of one another's readers, and end together with strictly fewer blocks in use; and a
+cached block that a request is given holds, slot by slot, the tokens that the request would compute there, written by a
+request that had not evicted anything.
 """
 
 from __future__ import annotations
@@ -32,6 +37,9 @@ class _Request:
     length: int = 0
     """Tokens appended so far, dead or alive: the next logical position."""
     alive: bool = True
+    pure: bool = True
+    """It has evicted nothing: what it computes is what any request with these tokens would compute."""
+    done: bool = False
 
 
 @dataclass(slots=True)
@@ -43,6 +51,15 @@ class _Plan:
     moves: int = 0
     copied: bool = False
     cancelled: bool = False
+    group: _Group | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    plans: list[_Plan] = field(default_factory=list)
+    committed: int = 0
+    freed: int = 0
+    kept: int = 0
 
 
 class Replay:
@@ -52,9 +69,12 @@ class Replay:
     ----------
     block_size, num_blocks
         Of the pool.
+    same
+        ``same(a, b, n)``: whether requests ``a`` and ``b`` begin with the same ``n`` tokens. Without it a cached block
+        is not asked whose prompt it holds.
     """
 
-    def __init__(self, block_size: int, num_blocks: int) -> None:
+    def __init__(self, block_size: int, num_blocks: int, same: Callable[[int, int, int], bool] | None = None) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.requests: dict[int, _Request] = {}
@@ -63,15 +83,19 @@ class Replay:
         """Block -> tables that list it (0: a copy alone uses it)."""
         self.tokens: dict[int, dict[int, int]] = {}
         """Slot -> {request: logical position}; more than one only where a prefix is shared."""
+        self.contents: dict[int, tuple[int, int, bool]] = {}
+        """Slot -> what was written to it last: (request, logical position, whether the request was pure)."""
         self.count = 0
+        self._same = same
+        self._groups: dict[int, _Group] = {}
         self._handlers: dict[int, Callable[[int, int, int], None]] = {
             int(kind): getattr(self, f"_{kind.name.lower()}") for kind in Kind
         }
 
     @classmethod
-    def of(cls, log: KVEventLog) -> Replay:
+    def of(cls, log: KVEventLog, same: Callable[[int, int, int], bool] | None = None) -> Replay:
         """Replay a whole log and check the end."""
-        replay = cls(log.block_size, log.num_blocks)
+        replay = cls(log.block_size, log.num_blocks, same)
         replay.apply(log.records[list(EVENT.names or ())[1:]].tolist())
         replay.check()
         return replay
@@ -129,6 +153,10 @@ class Replay:
         self.holders[block] = self.holders.get(block, 0) + 1
         request.table.append(block)
         for offset in range(size):
+            writer, position, pure = self.contents.get(block * size + offset, (-1, -1, False))
+            _need(position == first + offset, f"slot {offset} holds token {position}, not {first + offset}")
+            _need(pure, f"slot {offset} was written after an eviction")
+            _need(self._same is None or self._same(writer, req, first + size), f"it holds the prompt of {writer}")
             self._place(req, first + offset, block * size + offset, shared=True)
         request.written += size
         request.length += size
@@ -144,7 +172,10 @@ class Replay:
         for i in range(count):
             block = request.table[request.written // self.block_size]
             _need(not self._in_flight(block), f"block {block} is being copied")
-            self._place(req, first + i, block * self.block_size + request.written % self.block_size)
+            _need(self.holders[block] == 1, f"block {block} is shared")
+            slot = block * self.block_size + request.written % self.block_size
+            self._place(req, first + i, slot)
+            self.contents[slot] = req, first + i, request.pure
             request.written += 1
         request.length += count
 
@@ -152,17 +183,20 @@ class Replay:
         request = self._live(req)
         _need(request.slots.get(position) == slot, f"token {position} is at {request.slots.get(position)}")
         del request.slots[position]
+        request.pure = False
         self._remove(req, slot)
 
     def _free(self, req: int, block: int, why: int) -> None:
         request = self.requests[req]
-        if block in request.table:
-            _need(not self._in_flight(block), "a copy in flight uses it")
+        # A request that is back may have found a block in the cache that a copy of its former life still reads.
+        if block in request.table and why != Why.CANCEL:
+            mine = any(p.req == req and not p.cancelled and block in p.sources for p in self.plans.values())
+            _need(not mine, "a copy in flight uses it")
             if request.alive:
                 self._need_empty(request, block)
                 index = request.table.index(block)
-                tail = index == len(request.table) - 1
-                request.written = index * self.block_size if tail else request.written - self.block_size
+                # A whole block's slots; of the tail those written, of a block kept behind it none.
+                request.written -= max(0, min(self.block_size, request.written - index * self.block_size))
             else:
                 for position in [p for p, slot in request.slots.items() if slot // self.block_size == block]:
                     self._remove(req, request.slots.pop(position))
@@ -170,7 +204,7 @@ class Replay:
             self.holders[block] -= 1
         else:
             for number, plan in list(self.plans.items()):
-                if block in plan.sources or block in plan.destinations:
+                if plan.req == req and (block in plan.sources or block in plan.destinations):
                     _need(plan.copied, f"plan {number} still copies")
                     (plan.sources if block in plan.sources else plan.destinations).remove(block)
                     if not plan.sources and not plan.destinations:
@@ -178,7 +212,7 @@ class Replay:
                     break
             else:
                 _need(False, f"request {req} does not hold it (why={why})")
-        if self.holders[block] == 0:
+        if self.holders[block] == 0 and not self._in_flight(block):
             del self.holders[block]
             _need(why != Why.REPACK or not self._occupied(block), "tokens are left in it")
 
@@ -188,11 +222,21 @@ class Replay:
         self._live(req)
         self.plans[number] = _Plan(req, tokens)
 
+    def _group(self, req: int, number: int, first: int) -> None:
+        plan = self.plans[number]
+        _need(plan.req == req and not plan.sources, "it has sources already")
+        if number == first:
+            self._groups[first] = _Group()
+        plan.group = self._groups[first]
+        plan.group.plans.append(plan)
+
     def _source(self, req: int, block: int, number: int) -> None:
-        _need(not self._in_flight(block), "another plan uses it")
-        _need(self.holders[block] == 1, "it is shared")
+        mine = self.plans[number]
+        others = [p for p in self.plans.values() if p.group is None or p.group is not mine.group]
+        _need(all(block not in p.sources and block not in p.destinations for p in others), "another plan uses it")
+        _need(mine.group is not None or self.holders[block] == 1, "it is shared")
         _need(block in self._live(req).table, "it is not in the table")
-        self.plans[number].sources.append(block)
+        mine.sources.append(block)
 
     def _reserve(self, req: int, block: int, number: int) -> None:
         self._take(block)
@@ -202,6 +246,9 @@ class Replay:
     def _copied(self, req: int, number: int, b: int) -> None:
         plan = self.plans[number]
         _need(not plan.copied, "it was copied already")
+        if plan.group is not None:
+            given = [p.sources for p in plan.group.plans if not p.copied and not p.cancelled]
+            _need(all(sources == given[0] for sources in given), "the sources of its group differ")
         plan.copied = True
         if plan.cancelled and not plan.sources and not plan.destinations:
             del self.plans[number]
@@ -215,8 +262,11 @@ class Replay:
             _need(plan.req == req and plan.copied and not plan.cancelled, "its plan is not ready")
             _need(source // self.block_size in plan.sources, "the source is not in the plan")
             plan.moves += 1
+        else:
+            _need(self.holders[block] == 1 and not self._in_flight(block), f"block {block} is shared")
         self._remove(req, source)
         self._place(req, position, target)
+        self.contents[target] = self.contents[source]
 
     def _commit(self, req: int, number: int, index: int) -> None:
         plan = self.plans[number]
@@ -224,10 +274,15 @@ class Replay:
         _need(plan.copied and not plan.cancelled and plan.req == req, "it is not ready")
         kept = [block for block in plan.destinations if self._occupied(block)]
         _need(request.table[index : index + len(plan.sources)] == plan.sources, "sources are not where it says")
-        _need(len(kept) < len(plan.sources), "it frees no block")
+        freed = 0
         for block in plan.sources:
             self._need_empty(request, block)
-            self.holders[block] = 0
+            self.holders[block] -= 1
+            freed += self.holders[block] == 0
+        if plan.group is None:
+            _need(len(kept) < freed, "it frees no block")
+        else:
+            self._commit_of(plan.group, freed, len(kept))
         gone = len(plan.sources) - len(kept)
         tail = index + len(plan.sources) == len(request.table)
         request.table[index : index + len(plan.sources)] = kept
@@ -240,16 +295,25 @@ class Replay:
             self.holders[block] = 1
             plan.destinations.remove(block)
 
+    def _commit_of(self, group: _Group, freed: int, kept: int) -> None:
+        """Count one plan of a group; with the last one the group must have freed more blocks than it took."""
+        group.committed += 1
+        group.freed += freed
+        group.kept += kept
+        if group.committed == sum(not plan.cancelled for plan in group.plans):
+            _need(group.kept < group.freed, "its group frees no block")
+
     def _cancel(self, req: int, number: int, b: int) -> None:
         plan = self.plans[number]
         _need(not plan.cancelled, "it was cancelled already")
+        _need(plan.group is None or not plan.group.committed, "others of its group took effect")
         plan.cancelled = True
         if plan.copied:
             plan.sources.clear()  # they stay in the table
 
     def _defer(self, req: int, block: int, b: int) -> None:
         request = self.requests[req]
-        _need(self._in_flight(block), "no copy uses it")
+        _need(any(p.req == req and block in p.sources for p in self.plans.values()), "no copy uses it")
         for position in [p for p, slot in request.slots.items() if slot // self.block_size == block]:
             self._remove(req, request.slots.pop(position))
         request.table.remove(block)
@@ -262,11 +326,20 @@ class Replay:
         self._leave(req)
 
     def _finish(self, req: int, a: int, b: int) -> None:
-        self._leave(req)
+        request = self.requests[req]
+        _need(not request.done, "it is done already")
+        request.done = True
+        if request.alive:
+            self._leave(req)  # if not, it was preempted with its last token on its way
 
     def _pack(self, req: int, written: int, b: int) -> None:
         request = self._live(req)
-        _need(written == len(request.slots), f"{len(request.slots)} tokens are alive")
+        size = self.block_size
+        if all(self.holders[block] == 1 and not self._in_flight(block) for block in request.table):
+            _need(written == len(request.slots), f"{len(request.slots)} tokens are alive")
+        else:
+            tail = [slot % size for slot in request.slots.values() if slot // size == request.table[-1]]
+            _need(written == (len(request.table) - 1) * size + max(tail) + 1, "it ends elsewhere")
         request.written = written
 
     # -- helpers -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,10 @@
 
 The kernels here are the only places where a token is born, dies or forgets its request. They keep a row's cells dense
 and in logical order, so that the physical layout (block table, slots) and the logical one are independent.
+
+A row that shares a block has cells of its own for the block's tokens: evicting one of them makes it dead for this row
+alone. The row lets go of the block when all of its own tokens in it are dead; the block goes back to the pool with the
+last reader.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.jit import njit
-from sim.kv.blocks import Why, emit, free_block, list_block, take_block, unlist_block
+from sim.kv.blocks import Why, emit, free_block, leave_slot, list_block, take_block, unlist_block
 from sim.kv.events import Kind
 from sim.kv.state import H, State, Store
 
@@ -74,13 +78,16 @@ def append_tokens(s: State, row: int, count: int) -> None:
 @njit(inline="always")
 def tail_of(s: State) -> tuple[np.ndarray, ...]:
     """Return the arrays that :func:`append_one` wants."""
-    return s.rows, s.table, s.blocks, s.header, s.position, s.slot, s.columns
+    return s.rows, s.table, s.blocks, s.position, s.slot, s.columns
 
 
 @njit(inline="always")
 def append_one(arrays: tuple[np.ndarray, ...], row: int, size: int) -> None:
-    """Write one token into the row's tail block, which has room: :func:`append_tokens` where it is called most."""
-    rows, table, blocks, header, position, slot, columns = arrays
+    """Write one token into the row's tail block, which has room: :func:`append_tokens` where it is called most.
+
+    The caller adds it to the header's ``LIVE`` and ``WRITTEN``.
+    """
+    rows, table, blocks, position, slot, columns = arrays
     record = rows[row]
     block = table[row, record.blocks - 1]
     blocks[block].live += 1
@@ -94,8 +101,6 @@ def append_one(arrays: tuple[np.ndarray, ...], row: int, size: int) -> None:
     record.live += 1
     record.written += 1
     record.computed += 1
-    header[H.LIVE] += 1
-    header[H.WRITTEN] += 1
 
 
 @njit
@@ -116,22 +121,47 @@ def _drop_first(values: np.ndarray) -> None:
 
 
 @njit
-def _drop_block(s: State, row: int, index: int, why: int) -> None:
-    """Take the block at ``index`` out of the row's table and free it."""
+def lives_in(s: State, row: int, block: int) -> bool:
+    """Say whether a token of the row is alive in ``block``, which its table lists."""
+    if s.blocks[block].tables == 1:
+        return bool(s.blocks[block].live > 0)
+    cell = s.rows[row].start
+    end = cell + s.rows[row].live
+    while cell < end and s.slot[cell] // s.block_size != block:
+        cell += 1
+    return bool(cell < end)
+
+
+@njit
+def _drop_block(s: State, row: int, index: int, why: int) -> bool:
+    """Take the block at ``index`` out of the row's table; return True if no table lists it now."""
     size = s.block_size
     record = s.rows[row]
     block = s.table[row, index]
-    # A tail that is not full has fewer written slots to take away than a whole block.
-    tail = index == record.blocks - 1
-    record.written -= record.written - index * size if tail else size
+    # A tail that is not full has fewer written slots to take away than a whole block; a block kept behind it has none.
+    record.written -= max(0, min(size, record.written - index * size))
     _drop_first(s.table[row, index : record.blocks])
     record.blocks -= 1
     if index < record.busy_from:
         record.busy_from -= 1
         record.busy_to -= 1
-    unlist_block(s, block)
+    last = unlist_block(s, block)
     emit(s, _FREE, record.ordinal, block, why)
     free_block(s, block)
+    return last
+
+
+@njit
+def _share_of(slot: np.ndarray, cell: int, start: int, end: int, size: int) -> int:
+    """Return how many of the cells ``[start, end)``, in table order, lie in the same block as ``cell``."""
+    block = slot[cell] // size
+    first = cell
+    while first > start and slot[first - 1] // size == block:
+        first -= 1
+    last = cell + 1
+    while last < end and slot[last] // size == block:
+        last += 1
+    return last - first
 
 
 @njit(inline="always")
@@ -182,7 +212,7 @@ def _close_gaps(
 
 @njit
 def evict_tokens(s: State, rows: np.ndarray, victims: np.ndarray, counts: np.ndarray) -> None:
-    """Kill tokens, and free each block whose last live token died.
+    """Kill tokens, and let go of each block in which the row's last live token died.
 
     Parameters
     ----------
@@ -200,6 +230,7 @@ def evict_tokens(s: State, rows: np.ndarray, victims: np.ndarray, counts: np.nda
     size = s.block_size
     # Taken out of the tuple once: each time costs a reference count.
     header, blocks, records, position, slot, columns = s.header, s.blocks, s.rows, s.position, s.slot, s.columns
+    readers = s.readers
     logging = header[H.LOGGING]
     first = 0
     for b in range(len(rows)):
@@ -209,17 +240,28 @@ def evict_tokens(s: State, rows: np.ndarray, victims: np.ndarray, counts: np.nda
         record = records[row]
         mine = victims[first : first + counts[b]]
         first += counts[b]
-        for cell in mine:
+        killed = 0  # in a block that others read too
+        for k in range(len(mine)):
+            cell = mine[k]
             block = slot[cell] // size
             if logging:
                 emit(s, _EVICT, record.ordinal, position[cell], slot[cell])
-            blocks[block].live -= 1
-            header[H.LIVE] -= 1
-            if blocks[block].live == 0:
+            if blocks[block].cached:
+                header[H.LIVE] -= leave_slot(blocks, readers, block, slot[cell])
+            else:
+                blocks[block].live -= 1
+                header[H.LIVE] -= 1
+            emptied = blocks[block].live == 0
+            if blocks[block].tables > 1:
+                killed += 1
+                if k + 1 < len(mine) and slot[mine[k + 1]] // size == block:
+                    continue
+                emptied = killed == _share_of(slot, cell, record.start, record.start + record.live, size)
+                killed = 0
+            if emptied and record.blocks > header[H.KEPT]:
                 index = _table_index(s, row, block)
                 if not record.busy_from <= index < record.busy_to:
-                    _drop_block(s, row, index, Why.DEATH)
-                    header[H.FREED_BY_DEATH] += 1
+                    header[H.FREED_BY_DEATH] += _drop_block(s, row, index, Why.DEATH)
         if _close_gaps(position, slot, columns, mine, record.start, record.start + record.live):
             record.start += 1
         record.live -= len(mine)
@@ -228,19 +270,139 @@ def evict_tokens(s: State, rows: np.ndarray, victims: np.ndarray, counts: np.nda
 
 
 @njit
-def pack_rows(s: State, rows: np.ndarray) -> None:
+def next_private(s: State, row: int, index: int) -> tuple[int, int]:
+    """Return the next run ``[first, last)``, from ``index`` on, of blocks that nobody else holds; empty at the end."""
+    blocks, mine = s.blocks, s.table[row, : s.rows[row].blocks]
+    first = index
+    while first < len(mine) and blocks[mine[first]].ref > 1:
+        first += 1
+    last = first
+    while last < len(mine) and blocks[mine[last]].ref == 1:
+        last += 1
+    return first, last
+
+
+@njit
+def find_published(s: State, row: int) -> tuple[int, int]:
+    """Return a run of private blocks, some of them known to the prefix cache, that packs into fewer; or (0, 0).
+
+    It begins with the first block that has a dead slot. Known contents are not to be written over while there are free
+    blocks to pack into.
+    """
+    size = s.block_size
+    blocks, mine = s.blocks, s.table[row]
+    first, last = next_private(s, row, 0)
+    while first < last:
+        while first < last and blocks[mine[first]].live == size:
+            first += 1
+        live = 0
+        known = 0
+        for index in range(first, last):
+            live += blocks[mine[index]].live
+            known += blocks[mine[index]].cached
+        if known and (live + size - 1) // size < last - first:
+            return first, last
+        first, last = next_private(s, row, last)
+    return 0, 0
+
+
+@njit
+def packs_into_fewer(s: State, rows: np.ndarray, out: np.ndarray) -> None:
+    """Say of each row whether packing its private blocks, run by run, would free one."""
+    size = s.block_size
+    for i in range(len(rows)):
+        out[i] = False
+        first, last = next_private(s, rows[i], 0)
+        while first < last:
+            live = 0
+            for index in range(first, last):
+                live += s.blocks[s.table[rows[i], index]].live
+            out[i] |= (live + size - 1) // size < last - first
+            first, last = next_private(s, rows[i], last)
+
+
+@njit
+def _pack_between_shared(s: State, row: int, counted: bool) -> int:
+    """Do the work of :func:`pack_rows` for a row that may share blocks; return how many tokens moved."""
+    size = s.block_size
+    header, blocks, slots, mine, readers = s.header, s.blocks, s.slot, s.table[row], s.readers
+    record = s.rows[row]
+    moved = 0
+    packed = False
+    first, last = next_private(s, row, 0)
+    while first < last:
+        live = 0
+        known = 0
+        for index in range(first, last):
+            live += blocks[mine[index]].live
+            known += blocks[mine[index]].cached
+        keep = (live + size - 1) // size
+        tail = last == record.blocks
+        dense = live == (record.written if tail else last * size) - first * size
+        if dense or (keep == last - first and (known or counted or not tail)):
+            first, last = next_private(s, row, last)
+            continue
+        packed = True
+        cell = record.start
+        while cell < record.start + record.live and slots[cell] // size != mine[first]:
+            cell += 1
+        for index in range(first, last):
+            block = mine[index]
+            count = max(0, min(size, live - (index - first) * size))
+            written = blocks[block].written if index >= first + keep else count if tail else size
+            for i in range(count):
+                if slots[cell] != block * size + i:
+                    moved += 1
+                    if header[H.LOGGING]:
+                        emit(s, _MOVE, record.ordinal, slots[cell], block * size + i)
+                    slots[cell] = block * size + i
+                    if blocks[block].cached:
+                        # There was no free block to pack into: its contents are lost to the prefix cache.
+                        blocks[block].cached = 0
+                        s.dropped[header[H.DROPPED]] = block
+                        header[H.DROPPED] += 1
+                cell += 1
+            for slot in range(block * size, block * size + size):
+                readers[slot] = blocks[block].cached and slot < block * size + count
+            header[H.WRITTEN] += written - blocks[block].written
+            header[H.LIVE] += count - blocks[block].live
+            blocks[block].live = count
+            blocks[block].written = written
+        for index in range(last - 1, first + keep - 1, -1):
+            header[H.FREED_BY_REPACK] += _drop_block(s, row, index, Why.REPACK)
+        if tail and keep > 0:
+            record.written = (record.blocks - 1) * size + live - (keep - 1) * size
+        first, last = next_private(s, row, first + keep)
+    if counted:
+        record.moved += moved
+        header[H.MOVED] += moved
+    if packed and header[H.LOGGING]:
+        emit(s, _PACK, record.ordinal, record.written, 0)
+    return moved
+
+
+@njit
+def pack_rows(s: State, rows: np.ndarray, counted: bool) -> int:
     """Put each row's live tokens into the first ``ceil(live / block size)`` blocks of its table and free the others.
 
-    Instantly and in place, which no hardware does: the bound for every real reclaimer. Rows without a dead slot stay as
-    they are.
+    Instantly and in place: the caller waits for the copy (``counted``), or takes it for the bound that no hardware
+    reaches. Tokens move forward, in order. Rows without a dead slot stay as they are. Returns the tokens that moved.
+    A row gives no block back that would leave it with fewer than it is to keep.
+
+    Where blocks may be shared, those that are stay as they are, and what lies between two of them is packed by itself.
     """
     size = s.block_size
     header, blocks, slots, table = s.header, s.blocks, s.slot, s.table
     logging = header[H.LOGGING]
+    total = 0
     for row in rows:
         record = s.rows[row]
         live = record.live
+        moved = 0
         if live == record.written:
+            continue
+        if len(s.readers) > 0:
+            total += _pack_between_shared(s, row, counted)
             continue
         mine = slots[record.start : record.start + live]
         for index in range(record.blocks):
@@ -248,19 +410,25 @@ def pack_rows(s: State, rows: np.ndarray) -> None:
             first = index * size
             count = max(0, min(size, live - first))
             for i in range(count):
-                if logging and mine[first + i] != block * size + i:
-                    emit(s, _MOVE, record.ordinal, mine[first + i], block * size + i)
-                mine[first + i] = block * size + i
+                if mine[first + i] != block * size + i:
+                    moved += 1
+                    if logging:
+                        emit(s, _MOVE, record.ordinal, mine[first + i], block * size + i)
+                    mine[first + i] = block * size + i
             header[H.WRITTEN] += count - blocks[block].written
             blocks[block].live = count
             blocks[block].written = count
-        keep = (live + size - 1) // size
-        while record.blocks > keep:
+        record.written = live
+        while record.blocks > max((live + size - 1) // size, header[H.KEPT]):
             _drop_block(s, row, record.blocks - 1, Why.REPACK)
             header[H.FREED_BY_REPACK] += 1
-        record.written = live
+        total += moved
+        if counted:
+            record.moved += moved
+            header[H.MOVED] += moved
         if logging:
             emit(s, _PACK, record.ordinal, live, 0)
+    return total
 
 
 @njit

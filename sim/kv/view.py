@@ -120,6 +120,12 @@ class View:
         self._model.query(self, back, out)
         return out
 
+    def similarity(self) -> NDArray[np.float32]:
+        """Return float32[A]: mean cosine of each token's key with the request's other live keys."""
+        out: NDArray[np.float32] = self.scratch[1]
+        self._model.similarity(self, out)
+        return out
+
     def over_budget(self) -> tuple[View, NDArray[np.int64]]:
         """Return the view of the requests that hold more than their budget, and int64[B], by how many tokens each."""
         numbers, key = np.empty_like(self._numbers), np.empty_like(self.key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.jit import njit
-from sim.kv.state import H, State
+from sim.kv.state import YIELDS, H, State
 from sim.serving.scheduler import W
 
 __all__ = ["complete", "histogram"]
@@ -25,6 +25,7 @@ def complete(
     levels: np.ndarray,
     work: np.ndarray,
     told: tuple[int, int, int, int],
+    late: bool,
 ) -> tuple[int, int, int, int]:
     """Apply the results of a step: note levels and holdings, append produced tokens, sort requests by what happened.
 
@@ -38,6 +39,8 @@ def complete(
         float64, a row of :data:`sim.serving.metrics.STEP_COLUMNS`, to be filled.
     told
         Number of the step, requests waiting, preemptions and nanoseconds of copies so far.
+    late
+        Whether the next step is scheduled already (asynchronous scheduling): tokens were counted as produced then.
 
     Returns
     -------
@@ -77,19 +80,29 @@ def complete(
             record.block_ns += float(held) * dt_ns
             record.over_ns += held / ((record.live + size - 1) // size) * dt_ns
             record.peak = max(record.peak, held)
-        scheduled = record.sched > 0
-        record.sched = 0
-        if scheduled and record.computed == record.length:
-            record.length += 1
-            record.produced += 1
-            if record.produced == 1:
+        ahead = 0
+        if late:
+            yields = record.flying == YIELDS
+            if record.ahead == YIELDS:
+                ahead = 1  # of these counts, one belongs to the batch after this one
+            record.flying = record.ahead
+            record.ahead = 0
+        else:
+            yields = record.sched > 0 and record.computed == record.length
+            record.sched = 0
+            if yields:
+                record.length += 1
+                record.produced += 1
+        if yields:
+            produced, length = record.produced - ahead, record.length - ahead
+            if produced == 1:
                 record.first_token_ns = now_ns
-            if record.produced >= record.target or record.length >= max_model_len:
+            if produced >= record.target or length >= max_model_len:
                 finished[done] = row
                 done += 1
                 continue
             if record.decode_from == 0:
-                record.decode_from = record.computed
+                record.decode_from = length - 1
                 ended[prompts] = row
                 prompts += 1
             else:

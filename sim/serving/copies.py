@@ -24,6 +24,7 @@ class _Launch:
 
     plans: list[RepackPlan]
     wall_ns: int
+    start_ns: int
     end_ns: int
     """When it is complete."""
     bandwidth_ns: int
@@ -56,6 +57,8 @@ class CopyStream:
         self.snapshot: dict[str, Any] | None = None
         """The pool around the launch that freed most (see :class:`sim.serving.engine.Outcome`)."""
         self.launches = 0
+        self.stops = 0
+        """Copies that everybody waited for, each in one launch too."""
         self.committed = 0
         self.cancelled = 0
         self.tokens_copied = 0
@@ -69,8 +72,14 @@ class CopyStream:
         """Whether a launch is in flight."""
         return self._launch is not None
 
-    def launch(self, plans: list[RepackPlan]) -> None:
-        """Start to copy; at most one launch may be in flight."""
+    def launch(self, plans: list[RepackPlan], after_ns: int = 0) -> None:
+        """Start to copy; at most one launch may be in flight.
+
+        Parameters
+        ----------
+        after_ns
+            What is left of a step that may still write a source or read a destination: the copy waits for its end.
+        """
         if self._launch is not None:
             raise RuntimeError("a repack was launched while another is in flight")
         gain = sum(plan.gain for plan in plans)
@@ -81,12 +90,25 @@ class CopyStream:
             self._before = (self._now_ns / 1e9, self._cache.pool.live_counts(), owners)
         tokens = sum(plan.tokens for plan in plans)
         wall, bandwidth = self._cost.copy_ns(tokens), self._cost.bandwidth_ns(tokens)
-        self._launch = _Launch(plans, wall, self._now_ns + wall, bandwidth, float(bandwidth))
+        start = self._now_ns + after_ns
+        self._launch = _Launch(plans, wall, start, start + wall, bandwidth, float(bandwidth))
         self._scheduler.plans = plans
         self.busy_ns += wall
         self.tokens_copied += tokens
         self.launches += 1
         self._env.process(self._run(self._launch))
+
+    def stop_ns(self, requests: int, tokens: int) -> int:
+        """Return how long all wait while ``tokens`` tokens of ``requests`` requests are copied, and count that."""
+        if not requests:
+            return 0
+        wall_ns = self._cost.alone_ns(tokens)
+        self.stops += 1
+        self.committed += requests
+        self.tokens_copied += tokens
+        self.busy_ns += wall_ns
+        self.delay_ns += wall_ns
+        return wall_ns
 
     def ended(self) -> simpy.Event:
         """Return an event that happens when the launch in flight is complete."""
@@ -102,7 +124,7 @@ class CopyStream:
             The step alone, and the part of it that memory bandwidth bounds.
         """
         launch = self._launch
-        if launch is None or launch.left_ns <= 0:
+        if launch is None or launch.left_ns <= 0 or self._now_ns < launch.start_ns:
             return 0
         longer = self._cost.stretch_ns(step_ns, memory_ns, int(launch.left_ns))
         self.delay_ns += longer
@@ -118,10 +140,9 @@ class CopyStream:
         self._cache.store.s.header[H.NOW] = self._now_ns
         freed = 0
         for plan in launch.plans:
-            gain = self._cache.apply_moves(plan)
-            freed += gain
-            self.committed += gain > 0
-            self.cancelled += gain == 0
+            freed += self._cache.apply_moves(plan)
+            self.committed += not plan.cancelled
+            self.cancelled += plan.cancelled
         if self._before is not None and freed > self._best_gain:
             clock_s, live, owner = self._before
             self.snapshot = {
@@ -142,7 +163,7 @@ class CopyStream:
         return int(self._env.now)
 
     def _run(self, launch: _Launch) -> Generator[simpy.Event, Any, None]:
-        yield self._env.timeout(launch.wall_ns)
+        yield self._env.timeout(launch.end_ns - self._now_ns)
         if self._launch is launch and self._ended is not None:
             self._ended.succeed()
 

@@ -34,6 +34,10 @@ class CopyCost(Protocol):
         """Return the wall time of one launch that moves ``tokens`` tokens while a step runs beside it, in ns."""
         ...
 
+    def alone_ns(self, tokens: int) -> int:
+        """Return the wall time of one launch that moves ``tokens`` tokens while nothing else runs, in ns."""
+        ...
+
     def bandwidth_ns(self, tokens: int) -> int:
         """Return how long the copy would keep the memory busy if it had it to itself, in ns."""
         ...
@@ -135,6 +139,10 @@ class BandwidthCopyCost:
         """Return the wall time of one launch that moves ``tokens`` tokens while a step runs beside it, in ns."""
         return math.ceil(self._launch_ns + tokens * self._token_ns / self.share) if tokens else 0
 
+    def alone_ns(self, tokens: int) -> int:
+        """Return the wall time of one launch that moves ``tokens`` tokens while nothing else runs, in ns."""
+        return math.ceil(self._launch_ns + tokens * self._token_ns) if tokens else 0
+
     def bandwidth_ns(self, tokens: int) -> int:
         """Return how long the copy would keep the memory busy if it had it to itself, in ns."""
         return math.ceil(tokens * self._token_ns)
@@ -177,6 +185,10 @@ class LinearCopyCost:
     def copy_ns(self, tokens: int) -> int:
         """Return the wall time of one launch that moves ``tokens`` tokens, in ns."""
         return self._base_ns + round(self._token_ns * tokens) if tokens else 0
+
+    def alone_ns(self, tokens: int) -> int:
+        """Return the wall time of one launch that moves ``tokens`` tokens while nothing else runs, in ns."""
+        return self._base_ns + round(self.share * self._token_ns * tokens) if tokens else 0
 
     def bandwidth_ns(self, tokens: int) -> int:
         """Return how long the copy would keep the memory busy alone, in ns: its share of its time."""

@@ -22,7 +22,11 @@ __all__ = ["LinearStepCost", "RooflineStepCost", "StepCost", "build_step_cost", 
 
 
 class StepCost(Protocol):
-    """What a step costs."""
+    """What a step costs.
+
+    It may also have ``score_ns(requests, pairs)``, as :class:`RooflineStepCost` has: what a policy that scores at
+    intervals adds to a step. Without it that is free.
+    """
 
     name: ClassVar[str]
 
@@ -106,6 +110,13 @@ class RooflineStepCost:
     step_overhead_s, sequence_overhead_s
         Host, sampling and small kernels, fixed and for each sequence. Together 2.5 ms at 256 sequences: the kernels of
         Qwen2.5-7B on an H100 leave 2 to 3 ms of the step time that R-KV's stress test implies. How it divides is ours.
+    score_step_s, score_request_s
+        For a policy that scores at intervals (``every`` above 1): hooks in the layers, in every step; launches and host
+        for each request scored, in the step behind it. 0 unless told: they are an implementation's. R-KV's port for
+        vLLM on an H100: 5 ms and 1 ms, fitted by ``experiments/04_rkv_stress``.
+    score_pair_bytes
+        For each pair of a scored request's live keys, layer and KV head: bytes that scoring reads and writes, at the
+        peak bandwidth. Counted over the passes of R-KV's PyTorch code: cosines of 2 bytes, indices of 8.
     """
 
     name: ClassVar[str]
@@ -119,6 +130,9 @@ class RooflineStepCost:
     sequence_kv_head_s: float = 0.0225e-6
     step_overhead_s: float = 1e-3
     sequence_overhead_s: float = 6e-6
+    score_step_s: float = 0.0
+    score_request_s: float = 0.0
+    score_pair_bytes: float = 44.0
     _weights_ns: float = field(init=False, repr=False, compare=False)
     _fixed_ns: float = field(init=False, repr=False, compare=False)
     _token_ns: float = field(init=False, repr=False, compare=False)
@@ -126,6 +140,7 @@ class RooflineStepCost:
     _sequence_ns: float = field(init=False, repr=False, compare=False)
     _kv_token_ns: float = field(init=False, repr=False, compare=False)
     _pair_ns: float = field(init=False, repr=False, compare=False)
+    _score_pair_ns: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for share in (
@@ -136,9 +151,18 @@ class RooflineStepCost:
         ):
             value = getattr(self, share)
             require(0 < value <= 1, f"step cost 'roofline', {share}", "a share in (0, 1]", value)
-        for time_s in ("attention_launch_s", "sequence_kv_head_s", "step_overhead_s", "sequence_overhead_s"):
+        for time_s in (
+            "attention_launch_s",
+            "sequence_kv_head_s",
+            "step_overhead_s",
+            "sequence_overhead_s",
+            "score_step_s",
+            "score_request_s",
+        ):
             value = getattr(self, time_s)
             require(0 <= value < math.inf, f"step cost 'roofline', {time_s}", "at least 0 seconds", value)
+        pair_bytes = self.score_pair_bytes
+        require(0 <= pair_bytes < math.inf, "step cost 'roofline', score_pair_bytes", "at least 0 bytes", pair_bytes)
         model, hardware = self.model, self.hardware
         gemm_bytes_per_ns = hardware.bandwidth_bytes_per_s * self.gemm_bandwidth_efficiency / 1e9
         gemm_flops_per_ns = hardware.flops_per_s * self.gemm_flops_efficiency / 1e9
@@ -153,6 +177,7 @@ class RooflineStepCost:
             "_sequence_ns": sequence_s * 1e9,
             "_kv_token_ns": model.kv_bytes_per_token / attention_bytes_per_ns,
             "_pair_ns": model.attention_flops_per_pair / attention_flops_per_ns,
+            "_score_pair_ns": pair_bytes * model.layers * model.kv_heads * 1e9 / hardware.bandwidth_bytes_per_s,
         }
         for name, ns in computed.items():
             object.__setattr__(self, name, ns)
@@ -167,6 +192,18 @@ class RooflineStepCost:
         if prefill_pairs > 0:
             step_ns += prefill_pairs * self._pair_ns
         return round(step_ns), round(weights_ns + kv_ns)
+
+    def score_ns(self, requests: int, pairs: int) -> int:
+        """Return by how much scoring at intervals makes a step longer, in ns.
+
+        Parameters
+        ----------
+        requests
+            Requests scored behind the step; 0 in most steps.
+        pairs
+            Pairs of live keys over them, each with each: the sum of the squares of their live tokens.
+        """
+        return round((self.score_step_s + requests * self.score_request_s) * 1e9 + pairs * self._score_pair_ns)
 
 
 @step_costs.register("linear")
@@ -200,7 +237,11 @@ class LinearStepCost:
         object.__setattr__(self, "_base_ns", round(self.base_s * 1e9))
         object.__setattr__(self, "_token_ns", self.per_token_s * 1e9)
 
+    def step_s(self, tokens: int) -> float:
+        """Return the time of a step in seconds, as a clock in floating point adds it up."""
+        return self.base_s + self.per_token_s * tokens
+
     def step_ns(self, tokens: int, seqs: int, kv_read_tokens: int, attention_pairs: int) -> tuple[int, int]:  # noqa: ARG002
         """Return the time of a step and the part of it during which memory bandwidth is busy, in ns."""
         step_ns = self._base_ns + round(self._token_ns * tokens)
-        return step_ns, round(step_ns * self.memory_share)
+        return step_ns, step_ns if self.memory_share == 1 else round(step_ns * self.memory_share)

@@ -17,7 +17,6 @@ import simpy
 from numpy.typing import NDArray
 
 from sim.errors import InputError, NoProgressError
-from sim.kv.blocks import emit
 from sim.kv.cache import KVCache
 from sim.kv.events import Kind, KVEventLog
 from sim.kv.policies.base import EvictionPolicy
@@ -26,6 +25,7 @@ from sim.kv.state import H
 from sim.kv.view import View
 from sim.serving.accounting import complete, histogram
 from sim.serving.arrivals import Arrivals
+from sim.serving.batch import Batch
 from sim.serving.copies import CopyStream
 from sim.serving.copy import CopyCost
 from sim.serving.cost import StepCost
@@ -125,8 +125,14 @@ class Engine:
     ) -> None:
         if policy.evicts and not reclaimer.evicts:
             raise InputError(f"reclaimer {reclaimer.name!r} keeps every token: use it with policy 'full'")
+        if policy.compares and not hasattr(attention, "similarity"):
+            name = getattr(attention, "name", attention)
+            raise InputError(f"policy {policy.name!r} compares keys, and attention {name!r} has none: use 'synthetic'")
         self.scheduler = scheduler
         self.cache: KVCache = scheduler.cache
+        self.cache.store.s.header[H.KEPT] = reclaimer.keep_blocks
+        if reclaimer.keep_blocks and scheduler.limits.prefix_caching:
+            raise InputError(f"{reclaimer.name}: keep_blocks: requests that share blocks cannot keep empty ones; use 0")
         self.env = simpy.Environment()
         self.step = 0
         self.copies = CopyStream(self.env, scheduler, copy_cost)
@@ -137,7 +143,10 @@ class Engine:
         self._reclaimer = reclaimer
         self._attention = attention
         self._step_cost = step_cost
-        self._score_reads = score_reads if policy.attends else 0.0
+        self._score_reads = score_reads if policy.attends and policy.every == 1 else 0.0
+        self._score_ns = getattr(step_cost, "score_ns", None) if policy.every > 1 else None
+        self._scored = np.zeros(0, np.int64)
+        self._pause_ns = 0
         self._observer = observer
         self._progress = progress
         self._arrivals = Arrivals(source, seed)
@@ -154,11 +163,22 @@ class Engine:
         self._pool = (self.cache.pool.usable_blocks, self.cache.block_size)
         self._shown = 0.0
         self._refusal = ""
+        # Real vLLM's recorded runs add their clock up as float64 seconds: where an arrival falls on the end of a step,
+        # that sum decides which step takes it in. `linear`, the cost of those runs, gives the seconds to do the same.
+        self._step_s: Callable[[int], float] | None = getattr(step_cost, "step_s", None)
+        self._clock_s = 0.0
+        self._late = scheduler.limits.async_scheduling
+        self._batch_at_hand = Batch(scheduler.work)
 
     @property
     def now_ns(self) -> int:
         """Simulated time."""
         return int(self.env.now)
+
+    @property
+    def clock_s(self) -> float:
+        """Simulated time in seconds; with the step cost ``linear`` added up in floating point."""
+        return self.now_ns / 1e9 if self._step_s is None else self._clock_s
 
     @property
     def preempted_total(self) -> int:
@@ -185,66 +205,100 @@ class Engine:
     def _serve(self) -> Generator[Any, Any, None]:
         scheduler = self.scheduler
         work = scheduler.work
+        in_flight = scheduler.in_flight
+        arrivals = self._arrivals
+        header = self.cache.store.s.header
         while True:
-            self.cache.store.s.header[H.NOW] = self.now_ns
-            self._take_arrivals()
+            now = self.now_ns
+            header[H.NOW] = now
+            if arrivals.next_ns is not None and arrivals.next_ns <= now:
+                self._take_arrivals(now)
             scheduler.schedule()
             if scheduler.preempted or scheduler.refused:
                 self._preempted_total += len(scheduler.preempted)
                 self._take_refused()
-            if work[W.TOKENS] == 0:
+            if work[W.TOKENS]:
+                if self._observer is not None:
+                    self._observer.scheduled(self)
+                batch = self._batch()
+                if self._late:
+                    in_flight.append(batch)
+                    if len(in_flight) == 1:
+                        continue  # the device gets its next batch before this one is done
+                    batch = in_flight.popleft()
+            elif in_flight:
+                self.step += 1  # vLLM counts a schedule with nothing left to decide
+                batch = in_flight.popleft()
+            else:
                 if scheduler.preempted:
                     continue
-                if self.copies.busy:
-                    ended, arrival = self.copies.ended(), self._arrivals.next_ns
-                    # Whichever comes first: a copy that nobody waits for holds up no arrival.
-                    yield ended if arrival is None else ended | self.env.timeout(arrival - self.now_ns)
-                    self._simpy_events += 3
-                    self.copies.pass_fence()
-                    continue
-                if scheduler.num_running:
-                    stuck = scheduler.states[int(scheduler.running[0])]
-                    raise NoProgressError(f"request {stuck.req_id!r} runs but can neither compute a token nor end")
-                if scheduler.waiting:
-                    # Everything is free and it does not fit: it never will.
-                    scheduler.refused.append(scheduler.waiting.popleft())
-                    self._take_refused()
-                    continue
-                arrival = self._arrivals.next_ns
-                if arrival is None:
+                if not (yield from self._wait()):
                     return
-                if self.step:
-                    self._steps.idle_s += (arrival - self.now_ns) / 1e9
-                self._simpy_events += 1
-                yield self.env.timeout(arrival - self.now_ns)
                 continue
-            if self._observer is not None:
-                self._observer.scheduled(self)
-            dt_ns = self._price()
+            dt_ns = self._duration_ns(batch, now)
             self._simpy_events += 1
             yield self.env.timeout(dt_ns)
-            self._apply(dt_ns)
+            self._apply(batch, now + dt_ns, dt_ns)
 
-    def _price(self) -> int:
-        """Return how long the scheduled step takes, beside the copy in flight if there is one."""
-        tokens, seqs, kv_read, pairs, _ = self.scheduler.work.tolist()
-        header = self.cache.store.s.header
-        if header[H.LOGGING]:
-            self.cache.store.reserve_events(1)
-            emit(self.cache.store.s, int(Kind.STEP), -1, self.step, tokens)
+    def _wait(self) -> Generator[Any, Any, bool]:
+        """Wait for a copy or an arrival, or refuse what can never be served; return whether there is more to do."""
+        scheduler = self.scheduler
+        arrival = self._arrivals.next_ns
+        if self.copies.busy:
+            ended = self.copies.ended()
+            # Whichever comes first: a copy that nobody waits for holds up no arrival.
+            yield ended if arrival is None else ended | self.env.timeout(arrival - self.now_ns)
+            self._simpy_events += 3
+            self._clock_s = self.now_ns / 1e9
+            self.copies.pass_fence()
+            return True
+        if scheduler.num_running:
+            stuck = scheduler.states[int(scheduler.running[0])]
+            raise NoProgressError(f"request {stuck.req_id!r} runs but can neither compute a token nor end")
+        if scheduler.waiting:
+            # Everything is free and it does not fit: it never will.
+            scheduler.refused.append(scheduler.waiting.popleft())
+            self._take_refused()
+            return True
+        if arrival is None:
+            return False
+        if self.step:
+            self._steps.idle_s += (arrival - self.now_ns) / 1e9
+        self._simpy_events += 1
+        yield self.env.timeout(arrival - self.now_ns)
+        self._clock_s = arrival / 1e9
+        return True
+
+    def _batch(self) -> Batch:
+        """Return what was scheduled, with its price."""
+        work = self.scheduler.work
+        tokens, seqs, kv_read, pairs, _ = work.tolist()
+        self.cache.note(Kind.STEP, -1, self.step, tokens)
         if self._score_reads:
             # FlashAttention keeps its probabilities to itself: to get them, keys are read and multiplied once more.
             kv_read += int(self._score_reads * kv_read)
             pairs += int(self._score_reads * pairs)
-        dt_ns, memory_ns = self._step_cost.step_ns(tokens, seqs, kv_read, pairs)
-        return dt_ns + self.copies.stretch_ns(dt_ns, memory_ns)
+        batch = Batch(work.copy()) if self._late else self._batch_at_hand
+        batch.step, batch.tokens = self.step, tokens
+        batch.step_ns, batch.memory_ns = self._step_cost.step_ns(tokens, seqs, kv_read, pairs)
+        self.step += 1
+        return batch
 
-    def _take_arrivals(self) -> None:
+    def _duration_ns(self, batch: Batch, now: int) -> int:
+        """Return how long a step takes that begins now, beside the copy in flight if there is one."""
+        longer_ns, self._pause_ns = self._pause_ns, 0
+        if self.copies.busy:
+            longer_ns += self.copies.stretch_ns(batch.step_ns, batch.memory_ns)
+        if self._step_s is None:
+            return batch.step_ns + longer_ns
+        self._clock_s += self._step_s(batch.tokens) + longer_ns / 1e9
+        return round(self._clock_s * 1e9) - now
+
+    def _take_arrivals(self, now: int) -> None:
         arrivals = self._arrivals
-        if arrivals.next_ns is None:
-            return
-        now = self.now_ns
         while arrivals.next_ns is not None and arrivals.next_ns <= now:
+            if self._step_s is not None and arrivals.next_ns / 1e9 > self._clock_s:
+                break
             state = arrivals.pop()
             obstacle = self._obstacle(state)
             if obstacle:
@@ -282,8 +336,7 @@ class Engine:
 
     # -- the end of a step ---------------------------------------------------------------------------------------------
 
-    def _apply(self, dt_ns: int) -> None:
-        now = self.now_ns
+    def _apply(self, batch: Batch, now: int, dt_ns: int) -> None:
         scheduler = self.scheduler
         s = self.cache.store.s
         s.header[H.NOW] = now
@@ -294,6 +347,8 @@ class Engine:
             self._liveness.add(start_ns, self._counts)
         if self._lists.shape[1] < len(scheduler.running):
             self._lists = np.zeros((3, len(scheduler.running)), np.int64)
+        if self._late:
+            scheduler.publish_results()
         steps = self._steps
         scheduler.num_running, done, prompts, decodes = complete(
             s.rows,
@@ -306,8 +361,9 @@ class Engine:
             scheduler.limits.max_model_len,
             self._lists,
             steps.buffer[steps.filled],
-            scheduler.work,
-            (self.step, len(scheduler.waiting), self._preempted_total, self.copies.busy_ns),
+            batch.work,
+            (batch.step, len(scheduler.waiting), self._preempted_total, self.copies.busy_ns),
+            self._late,
         )
         steps.filled += 1
         if steps.filled == len(steps.buffer):
@@ -315,16 +371,22 @@ class Engine:
         if done:
             for row in self._lists[0, :done].tolist():
                 self._finish(scheduler.states[row])
+        for state in batch.owed:
+            self._deliver(state)
         if self._policy.evicts:
             self._evict(self._lists[1, :prompts], self._lists[2, :decodes])
+            if self._score_ns is not None:
+                self._pause_ns += self._score_ns(len(self._scored), int((self._scored**2).sum()))
+                self._scored = self._scored[:0]
             self.copies.pass_fence()
             running = scheduler.running[: scheduler.num_running]
+            self._pause_ns += self.copies.stop_ns(*self._reclaimer.repack_now(self.cache, running))
             pressure = Pressure(len(running), scheduler.wanted_blocks)
             plans = self._reclaimer.after_step(self.cache, running, pressure, self.copies.busy)
             if plans:
-                self.copies.launch(plans)
+                after = scheduler.in_flight[0].step_ns if scheduler.in_flight else 0
+                self.copies.launch(plans, after)
                 self.copies.pass_fence()  # a copy that takes no time is complete
-        self.step += 1
         if self._observer is not None:
             self._observer.applied(self, self._finished)
         if self._progress is not None and self.step % 256 == 0 and time.monotonic() - self._shown > 0.2:
@@ -336,6 +398,16 @@ class Engine:
         self.scheduler.leave(state, Kind.FINISH, length)
         self._finished += 1
         self._log_request(state, finished=True)
+
+    def _deliver(self, state: RequestState) -> None:
+        """Hand a token to a request that was preempted while the token was on its way, and that may need no more."""
+        if state.produced == 1:
+            state.totals["first_token_ns"] = self.now_ns
+        if state.produced >= state.output_tokens or state.length >= self.scheduler.limits.max_model_len:
+            self.scheduler.waiting.remove(state)
+            self.cache.note(Kind.FINISH, state.ordinal, state.length)
+            self._finished += 1
+            self._log_request(state, finished=True)
 
     def _evict(self, ended: NDArray[np.int64], decoded: NDArray[np.int64]) -> None:
         """Let the policy look and choose, and kill what it chose."""
@@ -357,6 +429,8 @@ class Engine:
         view, excess = view.over_budget()
         if len(view):
             victims, counts = self._policy.select(view, excess)
+            if self._score_ns is not None:
+                self._scored = view.n[counts > 0]
             self.cache.evict_cells(view.row, victims, counts)
 
     # -- results -------------------------------------------------------------------------------------------------------
@@ -378,11 +452,12 @@ class Engine:
             "tokens_copied": copies.tokens_copied,
             "repacks_committed": copies.committed,
             "repacks_cancelled": copies.cancelled,
-            "repack_launches": copies.launches,
+            "repack_launches": copies.launches + copies.stops,
             "copy_time_s": copies.busy_ns / 1e9,
             "copy_delay_s": copies.delay_ns / 1e9,
         }
         summary = summarise(requests, self._steps, counts, self._waiting_at_last_arrival)
+        summary["steps"] = self.step
         summary["first_refusal"] = self._refusal or None
         summary["wall_s"] = wall_s
         return Outcome(

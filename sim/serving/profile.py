@@ -299,6 +299,10 @@ class ProfileCopyCost:
         """Return the wall time of one launch that moves ``tokens`` tokens while a step runs beside it, in ns."""
         return math.ceil(self._launch_ns + tokens * self._token_ns / self.share) if tokens else 0
 
+    def alone_ns(self, tokens: int) -> int:
+        """Return the wall time of one launch that moves ``tokens`` tokens while nothing else runs, in ns."""
+        return math.ceil(self._launch_ns + tokens * self._token_ns) if tokens else 0
+
     def bandwidth_ns(self, tokens: int) -> int:
         """Return how long the copy would keep the memory busy if it had it to itself, in ns."""
         return math.ceil(tokens * self._token_ns)

@@ -14,16 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.errors import InputError
 from sim.jit import njit
-from sim.kv.blocks import emit
 from sim.kv.cache import KVCache
 from sim.kv.events import Kind
 from sim.kv.prefix import PrefixCache, chain
 from sim.kv.repack import RepackPlan
-from sim.kv.state import ROW, H, State
+from sim.kv.state import ROW, YIELDS, H, State
 from sim.kv.tokens import append_one, append_tokens, make_room, tail_of
+from sim.serving.batch import Batch
 
 __all__ = ["Limits", "RequestState", "Scheduler", "W"]
 
@@ -39,6 +40,7 @@ class Limits:
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
     prefix_caching: bool = False
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
@@ -86,8 +88,7 @@ class RequestState:
     preemptions: int = 0
     recomputed_tokens: int = 0
     cached_tokens: int = 0
-    published: int = 0
-    identities: list[int] = field(default_factory=list)
+    identities: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     totals: dict[str, Any] = field(default_factory=dict)
     """Statistics of rows it has lost to preemption."""
 
@@ -98,46 +99,105 @@ _NEEDS_CELLS = 2
 
 @njit
 def _serve_running(
-    s: State, running: np.ndarray, count: int, at: int, max_model_len: int, threshold: int, work: np.ndarray
+    running: np.ndarray,
+    count: int,
+    at: int,
+    max_model_len: int,
+    threshold: int,
+    late: bool,
+    work: np.ndarray,
+    *state: Any,
 ) -> tuple[int, int]:
     """Schedule running requests from index ``at`` on; stop at the first that cannot be served.
+
+    Parameters
+    ----------
+    state
+        The fields of the cache's :class:`sim.kv.state.State`: taken one by one they cost half of what the tuple costs.
 
     Returns
     -------
     tuple of int
         The index it stopped at and why: 0 at the end, else what is missing.
     """
+    s = State(*state)
     size = s.block_size
     # Taken out of the tuple once: each time costs a reference count.
     rows, header = s.rows, s.header
     tail = tail_of(s)
-    while at < count and work[W.TOKENS_LEFT] > 0:
+    logging = header[H.LOGGING] > 0
+    missing = 0
+    scheduled, left, seqs, kv_read, pairs, single = 0, work[W.TOKENS_LEFT], 0, 0, 0, 0
+    while at < count and left > 0:
         row = running[at]
         record = rows[row]
-        tokens = min(record.length - record.computed, work[W.TOKENS_LEFT], max_model_len - 1 - record.computed)
+        tokens = min(record.length - record.computed, left, max_model_len - 1 - record.computed)
         if 0 < threshold < tokens:
             tokens = threshold
-        if tokens <= 0:
+        # Asynchronous scheduling counts a token as produced once it is sure to come: the last one may be on its way.
+        if tokens <= 0 or (late and record.produced >= record.target):
             at += 1
             continue
-        short = record.written + tokens - record.blocks * size
-        if short > 0 and (short + size - 1) // size > header[H.FREE] - header[H.RESERVE]:
-            return at, _NEEDS_BLOCKS
-        if record.start + record.live + tokens > record.origin + record.cap and not make_room(s, row, tokens):
-            return at, _NEEDS_CELLS
         before = record.written
-        if tokens == 1 and short <= 0 and not header[H.LOGGING]:
+        short = before + tokens - record.blocks * size
+        if short > 0 and (short + size - 1) // size > header[H.FREE] - header[H.RESERVE]:
+            missing = _NEEDS_BLOCKS
+            break
+        if (
+            record.tracked
+            and record.start + record.live + tokens > record.origin + record.cap
+            and not make_room(s, row, tokens)
+        ):
+            missing = _NEEDS_CELLS
+            break
+        if tokens == 1 and -size < short <= 0 and not logging:
             append_one(tail, row, size)
+            single += 1
         else:
             append_tokens(s, row, tokens)
         record.sched = tokens
-        work[W.TOKENS] += tokens
-        work[W.TOKENS_LEFT] -= tokens
-        work[W.SEQS] += 1
-        work[W.KV_READ] += record.written
-        work[W.PAIRS] += tokens * before + tokens * (tokens + 1) // 2
+        scheduled += tokens
+        left -= tokens
+        seqs += 1
+        kv_read += before + tokens
+        pairs += tokens * before + tokens * (tokens + 1) // 2
         at += 1
-    return at, 0
+    header[H.LIVE] += single
+    header[H.WRITTEN] += single
+    work[W.TOKENS] += scheduled
+    work[W.TOKENS_LEFT] = left
+    work[W.SEQS] += seqs
+    work[W.KV_READ] += kv_read
+    work[W.PAIRS] += pairs
+    return at, missing
+
+
+@njit
+def _renew(rows: np.ndarray, running: np.ndarray, count: int) -> None:
+    """Forget what the step before scheduled."""
+    for i in range(count):
+        rows[running[i]].sched = 0
+
+
+@njit
+def _count_ahead(rows: np.ndarray, running: np.ndarray, count: int, in_flight: int) -> None:
+    """Note each row's part in the batch just made, and count its token as produced: the next schedule builds on it.
+
+    Source: vLLM's AsyncScheduler, whose ``num_output_placeholders`` are the tokens counted here that have no results.
+    """
+    for i in range(count):
+        record = rows[running[i]]
+        part = 0
+        if record.sched > 0:
+            part = 1
+            if record.computed == record.length:
+                part = YIELDS
+                record.length += 1
+                record.produced += 1
+        if in_flight:
+            record.ahead = part
+        else:
+            record.flying = part
 
 
 @njit
@@ -182,47 +242,58 @@ class Scheduler:
         self.refused: list[RequestState] = []
         """Requests that can never be served; the engine takes them from here."""
         self.prefix = PrefixCache(cache.store) if limits.prefix_caching else None
+        self.in_flight: deque[Batch] = deque()
+        """Batches without results, oldest first: none or one while the next is scheduled."""
+        self._threshold = 0
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
         """Fill ``work`` and each row's ``sched`` for the next step; allocate its blocks; preempt and admit."""
-        self.work[:] = 0
+        self.work.fill(0)
         self.work[W.TOKENS_LEFT] = self.limits.max_num_batched_tokens
         self.wanted_blocks = 0
         self.preempted.clear()
+        self._threshold = self.limits.long_prefill_token_threshold
+        if self._threshold and self.num_running + len(self.waiting) <= 1:
+            self._threshold = 0  # it keeps long prompts from starving others: whoever is alone gets the whole budget
+        late = self.limits.async_scheduling
+        if late:
+            _renew(self.cache.store.s.rows, self.running, self.num_running)
         all_served = self._serve_running()
         if self.waiting and all_served and not self.preempted:
             self._admit()
-        if self.prefix is not None:
-            self._publish()
+        if late:
+            _count_ahead(self.cache.store.s.rows, self.running, self.num_running, len(self.in_flight))
 
     def _serve_running(self) -> bool:
         """Schedule the running requests; return False if one of them waits for the blocks of a copy."""
+        store, limits = self.cache.store, self.limits
         at = 0
         all_served = True
         while True:
             # Each time: a preemption fills the log too.
-            self.cache.store.reserve_events(2 * self.num_running + self.limits.max_num_batched_tokens)
-            s = self.cache.store.s
+            store.reserve_events(2 * self.num_running + limits.max_num_batched_tokens)
+            s = store.s
             at, missing = _serve_running(
-                s,
                 self.running,
                 self.num_running,
                 at,
-                self.limits.max_model_len,
-                self.limits.long_prefill_token_threshold,
+                limits.max_model_len,
+                self._threshold,
+                limits.async_scheduling,
                 self.work,
+                *s,
             )
             if self.prefix is not None:
                 self.prefix.forget_taken()
             if not missing:
-                return all_served
+                break
             row = int(self.running[at])
             tokens = min(
                 int(s.rows[row]["length"] - s.rows[row]["computed"]),
                 int(self.work[W.TOKENS_LEFT]),
-                self.limits.long_prefill_token_threshold or self.limits.max_num_batched_tokens,
+                self._threshold or self.limits.max_num_batched_tokens,
             )
             if missing == _NEEDS_CELLS:
                 self.cache.grow_cells(row, tokens)
@@ -235,20 +306,28 @@ class Scheduler:
                 continue
             victim = self.num_running - 1
             # Alone, and not even its prompt fits: it had everything there is.
-            hopeless = victim == 0 and not self.plans and int(s.rows[row]["decode_from"]) == 0
+            own = s.rows[row]
+            hopeless = victim == 0 and not self.plans and own["decode_from"] == 0 and own["flying"] != YIELDS
             self._preempt(victim, for_ever=hopeless)
             if victim == at:
-                return all_served
+                break
+        if self.prefix is not None:
+            # Before anybody is admitted who may want them.
+            self.prefix.publish_rows(self.running[: self.num_running], results=False)
+        return all_served
 
     def _on_their_way(self) -> int:
         """Return the blocks that come back when the copies in flight are done (trap 24)."""
-        return sum(len(p.destinations) + p.deferred if p.cancelled else len(p.sources) for p in self.plans)
+        return self.cache.coming_back(self.plans)
 
     def _preempt(self, index: int, *, for_ever: bool) -> None:
         """Take the memory of a running request; it waits again, before all others, or is refused ``for_ever``."""
         row = int(self.running[index])
         state = self.states[row]
-        computed = int(self.cache.store.s.rows[row]["computed"])
+        record = self.cache.store.s.rows[row]
+        computed = int(record["computed"])
+        if record["flying"] == YIELDS:
+            self.in_flight[0].owed.append(state)
         self.num_running -= 1
         self.leave(state, Kind.PREEMPT, computed)
         if for_ever:
@@ -271,42 +350,42 @@ class Scheduler:
         self.cache.close(state.row, kind, value)
         del self.states[state.row]
         state.row = -1
-        state.published = 0
 
     # -- admission -----------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        limits = self.limits
-        while self.waiting and self.work[W.TOKENS_LEFT] > 0 and self.num_running < limits.max_num_seqs:
+        limits, size = self.limits, self.cache.block_size
+        left = int(self.work[W.TOKENS_LEFT])
+        while self.waiting and left > 0 and self.num_running < limits.max_num_seqs:
             state = self.waiting[0]
-            hits = self._find_prefix(state)
-            computed = len(hits) * self.cache.block_size
-            tokens = min(state.length - computed, int(self.work[W.TOKENS_LEFT]))
-            if limits.long_prefill_token_threshold:
-                tokens = min(tokens, limits.long_prefill_token_threshold)
+            hits, free_hits = self._find_prefix(state) if self.prefix is not None else ([], 0)
+            computed = len(hits) * size
+            tokens = min(state.length - computed, left)
+            if 0 < self._threshold < tokens:
+                tokens = self._threshold
             whole = state.length if limits.reserve_full_prompt else computed + tokens
-            blocks = self.cache.store.s.blocks
-            need = -(-whole // self.cache.block_size) - len(hits) + sum(int(blocks[b]["ref"]) == 0 for b in hits)
-            have = self.cache.pool.available_blocks - self._promised()
-            if self.num_running:
-                have -= int(limits.watermark * len(blocks))
+            need = -(-whole // size) - len(hits) + free_hits
+            have = self.cache.pool.available_blocks
+            if self.cache.tracked:
+                have -= self._promised()
+            if limits.watermark and self.num_running:
+                have -= int(limits.watermark * len(self.cache.store.s.blocks))
             if need > have:
                 self.wanted_blocks = max(self.wanted_blocks, need - have)
                 return
             self.waiting.popleft()
             self._start(state, hits, tokens)
+            left -= tokens
 
     def _start(self, state: RequestState, hits: list[int], tokens: int) -> None:
         """Put a waiting request among the running ones and allocate its first tokens."""
         cache = self.cache
         cached = len(hits) * cache.block_size
         row = cache.open(state.ordinal, state.key, state.length, state.output_tokens, state.produced)
-        cache.store.reserve_events(1)
-        emit(cache.store.s, int(Kind.ADMIT), state.ordinal, cached, state.length - cached)
+        cache.note(Kind.ADMIT, state.ordinal, cached, state.length - cached)
         state.row = row
         if state.admitted_ns < 0:
             state.admitted_ns = int(cache.store.s.header[H.NOW])
-        state.published = len(hits)
         if not state.preemptions:
             state.cached_tokens = cached
         self.states[row] = state
@@ -317,7 +396,7 @@ class Scheduler:
         append_tokens(s, row, tokens)
         if self.prefix is not None:
             self.prefix.forget_taken()
-            self._publish_row(state)
+            self.prefix.enter(row, state.identities, len(hits))
         s.rows[row]["sched"] = tokens
         work = self.work
         work[W.TOKENS] += tokens
@@ -329,51 +408,39 @@ class Scheduler:
             self.running = np.concatenate([self.running, np.zeros_like(self.running)])
         self.running[self.num_running] = row
         self.num_running += 1
+        if self.prefix is not None:
+            self.prefix.publish_rows(self.running[self.num_running - 1 : self.num_running], results=False)
 
     def _promised(self) -> int:
         """Return the blocks that running prompts are about to take (trap 17); vLLM does not count them."""
-        if not self.cache.tracked:
-            return 0
         return int(_missing(self.cache.store.s.rows, self.running, self.num_running, self.cache.block_size))
 
     # -- prefix caching ------------------------------------------------------------------------------------------------
 
-    def _identities(self, state: RequestState, blocks: int) -> list[int]:
-        chain(
-            state.identities,
-            blocks,
-            block_size=self.cache.block_size,
-            prompt_tokens=state.prompt_tokens,
-            hashes=state.hashes,
-            hash_tokens=self.hash_tokens,
-            owner=state.ordinal,
-        )
+    def _identities(self, state: RequestState, blocks: int) -> NDArray[np.int64]:
+        if len(state.identities) < blocks:
+            # All that it may ever need: one call costs as much as hundreds of identities.
+            state.identities = chain(
+                state.identities,
+                max(blocks, (state.prompt_tokens + state.output_tokens) // self.cache.block_size),
+                block_size=self.cache.block_size,
+                prompt_tokens=state.prompt_tokens,
+                hashes=state.hashes,
+                hash_tokens=self.hash_tokens,
+                owner=state.ordinal,
+            )
         return state.identities
 
-    def _find_prefix(self, state: RequestState) -> list[int]:
-        """Return cached blocks for the start of the request; at least one token is left to compute."""
-        if self.prefix is None:
-            return []
-        most = (state.length - 1) // self.cache.block_size
-        return self.prefix.find(self._identities(state, most)[:most])
-
-    def _publish(self) -> None:
-        """Publish the blocks that this step fills."""
-        s = self.cache.store.s
-        rows = self.running[: self.num_running]
-        records = s.rows[rows]
-        for row in rows[(records["sched"] > 0) & (records["computed"] % self.cache.block_size < records["sched"])]:
-            self._publish_row(self.states[int(row)])
-
-    def _publish_row(self, state: RequestState) -> None:
+    def _find_prefix(self, state: RequestState) -> tuple[list[int], int]:
+        """Return cached blocks for the start of the request, and how many are free; one token is left to compute."""
         assert self.prefix is not None
-        s = self.cache.store.s
-        full = int(s.rows[state.row]["computed"]) // self.cache.block_size
-        if full > state.published:
-            identities = self._identities(state, full)
-            for index in range(state.published, full):
-                self.prefix.publish(int(s.table[state.row, index]), identities[index])
-            state.published = full
+        most = (state.length - 1) // self.cache.block_size
+        return self.prefix.find(self._identities(state, most), most), self.prefix.free_found
+
+    def publish_results(self) -> None:
+        """Publish the blocks of which the last token becomes known with the results of the oldest batch."""
+        if self.prefix is not None:
+            self.prefix.publish_rows(self.running[: self.num_running], results=True)
 
 
 _FIELDS = ROW.names or ()

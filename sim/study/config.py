@@ -33,6 +33,10 @@ def _field(group: str, default: Any, description: str, **rules: Any) -> Any:
     return Field(default, description=description, json_schema_extra={"group": group}, **rules)
 
 
+_LATER = ("async_scheduling", "shared_blocks")
+"""Fields that came after the first release: see :meth:`SimConfig.hash`."""
+
+
 class SimConfig(BaseModel):
     """The full configuration of one simulation.
 
@@ -124,11 +128,15 @@ class SimConfig(BaseModel):
     reserve_full_prompt: bool = _field(
         SCHEDULER, True, "Admit a request only when its whole current sequence fits (vLLM: yes)."
     )
+    async_scheduling: bool = _field(
+        SCHEDULER,
+        False,
+        "Decide on the next step while one is on the device (vLLM's default on GPUs).",
+    )
     prefix_caching: bool = _field(
         SCHEDULER,
         False,
-        "Share blocks between requests with equal prefixes. vLLM: on; off here, because it is not modelled "
-        "together with eviction.",
+        "Share blocks between requests with equal prefixes (vLLM: on).",
     )
 
     repack_when: Literal["pressure", "always"] = _field(
@@ -143,6 +151,12 @@ class SimConfig(BaseModel):
         "Memory pressure: fewer than this share of the pool is free. Our choice, the paper does not name one.",
         ge=0,
         le=1,
+    )
+    shared_blocks: Literal["skip", "copy_out"] = _field(
+        REPACK,
+        "skip",
+        "Blocks that several requests read: leave them alone (the paper), or have all readers copy their tokens out "
+        "of them together where that takes fewer blocks than it frees.",
     )
     headroom_blocks: int | None = _field(
         REPACK,
@@ -173,9 +187,9 @@ class SimConfig(BaseModel):
     score_reads: float = _field(
         COSTS,
         0.5,
-        "What a policy that looks at attention costs: share of the KV that a step reads once more to get the "
-        "probabilities, which FlashAttention does not give (keys are half of K and V). Our choice; 0 assumes that they "
-        "come for free.",
+        "What a policy that looks at attention in every step costs: share of the KV that a step reads once more to get "
+        "the probabilities, which FlashAttention does not give (keys are half of K and V). Our choice; 0 assumes that "
+        "they come for free.",
         ge=0,
         le=100,
     )
@@ -209,11 +223,6 @@ class SimConfig(BaseModel):
         policy, reclaimer = _name(self.policy), _name(self.reclaimer)
         if reclaimer == "none" and policy != "full":
             raise InputError(f"reclaimer none keeps every token, but policy {policy} evicts: use policy full with it")
-        if self.prefix_caching and policy != "full":
-            raise InputError(
-                f"prefix_caching with policy {policy} is not modelled: shared blocks and eviction do not go together "
-                "yet; turn one of them off (policy full evicts nothing)"
-            )
         return self
 
     def replace(self, **changes: Any) -> SimConfig:
@@ -237,11 +246,15 @@ class SimConfig(BaseModel):
         """Return 16 hex digits that name everything which influences the result.
 
         A file (trace, recorded attention, cost profile) enters by its content, so that moving it changes nothing.
-        Specifications enter with their parameters sorted.
+        Specifications enter with their parameters sorted. A field that is younger than the first stores enters only
+        where it is not at its default, so that these stores keep their names.
         """
         values = self.model_dump()
         for key in ("trace", "policy", "reclaimer", "attention", "step_cost", "copy_cost", "arrivals"):
             values[key] = _identity(values[key])
+        for key in _LATER:
+            if values[key] == type(self).model_fields[key].default:
+                del values[key]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:

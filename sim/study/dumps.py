@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -34,8 +35,8 @@ class Dump:
     def __init__(self, steps: TextIO | None, tables: TextIO | None) -> None:
         self._steps = steps
         self._tables = tables
-        self._line = ""
-        self._blocks: dict[int, int] = {}
+        self._lines: deque[str] = deque()
+        self._blocks: dict[tuple[int, int], int] = {}
         for file, header in ((steps, STEPS), (tables, TABLES)):
             if file is not None:
                 file.write(header)
@@ -82,30 +83,31 @@ class Dump:
         if self._steps is not None:
             free = int(s.header[H.FREE])
             lost = sorted((state.req_id for state in scheduler.preempted), key=_natural)
-            self._line = (
-                f"{engine.step},{engine.now_ns / 1e9:.6f},{scheduler.num_running},{len(scheduler.waiting)},"
+            self._lines.append(
+                f"{engine.step},{engine.clock_s:.6f},{scheduler.num_running},{len(scheduler.waiting)},"
                 f"{scheduler.cache.pool.used_blocks},{free},{scheduler.work[W.TOKENS]},{scheduler.work[W.SEQS]},"
                 f"{len(lost)},{engine.preempted_total},{{}},{' '.join(lost)}\n"
             )
 
     def applied(self, engine: Engine, finished: int) -> None:
-        """Write the line of the step."""
+        """Write the line of the oldest step that has none yet."""
         del engine
         if self._steps is not None:
-            self._steps.write(self._line.format(finished))
+            self._steps.write(self._lines.popleft().format(finished))
 
     def _write_tables(self, engine: Engine) -> None:
         assert self._tables is not None
         scheduler = engine.scheduler
         rows = scheduler.cache.store.s.rows
-        blocks: dict[int, int] = {}
+        blocks: dict[tuple[int, int], int] = {}
         for row in scheduler.running[: scheduler.num_running].tolist():
             state = scheduler.states[row]
             table = scheduler.cache.block_table(row)
-            blocks[state.ordinal] = len(table)
+            admission = state.ordinal, state.preemptions
+            blocks[admission] = len(table)
             tokens = int(rows[row]["sched"])
             if tokens:
-                new = table[self._blocks.get(state.ordinal, 0) :]
+                new = table[self._blocks.get(admission, 0) :]
                 before = int(rows[row]["computed"]) - tokens
                 ids = " ".join(map(str, new))
                 self._tables.write(f"{engine.step},{state.req_id},{before},{tokens},{ids}\n")

@@ -26,7 +26,10 @@ from sim.study.versions import versions
 from sim.workload.source import Mapped, Source, limit, open_source
 from sim.workload.transform import rate_scale
 
-__all__ = ["build_engine", "simulate"]
+__all__ = ["NOBODY_SERVED", "build_engine", "simulate"]
+
+NOBODY_SERVED = "no request can be served"
+"""How the error begins that says so."""
 
 
 def simulate(
@@ -70,7 +73,7 @@ def simulate(
         engine = build_engine(config, source, logging=events is not None, observer=dump, progress=progress)
         outcome = engine.run()
     if outcome.summary["refused"] == outcome.summary["requests"]:
-        raise InputError(f"no request can be served; {outcome.summary['first_refusal'] or 'the trace is empty'}")
+        raise InputError(f"{NOBODY_SERVED}; {outcome.summary['first_refusal'] or 'the trace is empty'}")
     if events is not None:
         assert outcome.events is not None
         outcome.events.save(events)
@@ -93,6 +96,7 @@ def build_engine(
         theta_f=config.theta_f,
         low_watermark=config.low_watermark,
         repack_when=config.repack_when,
+        shared_blocks=config.shared_blocks,
     )
     attention = build_attention(config.attention) if policy.attends else None
     blocks = config.kv_blocks
@@ -119,6 +123,7 @@ def build_engine(
         reserve_full_prompt=config.reserve_full_prompt,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         prefix_caching=config.prefix_caching,
+        async_scheduling=config.async_scheduling,
     )
     return Engine(
         source=source,

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait as wait_for_end
@@ -30,7 +30,7 @@ from sim.study.store import Aside, Store
 from sim.study.tables import paired
 from sim.study.versions import package_version
 
-__all__ = ["Outcome", "RunFunction", "SweepReport", "default_workers", "sweep"]
+__all__ = ["Outcome", "RunFunction", "SweepReport", "default_workers", "opened", "outcomes", "sweep"]
 
 RunFunction = Callable[[SimConfig], RunResult]
 """What a worker calls for each run; it must be importable by name."""
@@ -124,31 +124,24 @@ def sweep(
     if run is None:
         check([each.config for each in plan.runs])
     progress = Progress(None, "runs") if progress is None else progress
-    store = Store(out)
-    store.create()
-    with store.lock():
-        cleaned = store.clean()
-        finished, aside = store.scan(version=package_version())
-        for moved in aside:
-            progress.message(f"set aside: {moved}")
+    with opened(out, progress) as (store, finished, aside, cleaned):
         _write_spec(store.root / "sweep.json", spec, plan)
         todo = [each for each in plan.runs if each.config_hash not in finished]
         now = todo if limit is None else todo[:limit]
         workers = min(default_workers() if workers is None else workers, len(now))
-        outcomes: list[Outcome] = []
+        made: list[Outcome] = []
         progress.start(len(now))
-        with contextlib.closing(_outcomes(now, store, run, workers, progress)) as ending:
+        with contextlib.closing(outcomes(deque(now), store, run, workers, progress)) as ending:
             for outcome in ending:
-                outcomes.append(outcome)
-                _note(store, outcome)
+                made.append(outcome)
                 if outcome.error is not None:
                     progress.message(f"failed: run {outcome.config_hash}: {outcome.error}")
-                progress.update(len(outcomes))
+                progress.update(len(made))
         progress.clear()
         store.clean()  # of workers that died
         store.write_tables(paired(store.frame()[0]))
     done_before = len(plan.runs) - len(todo)
-    return SweepReport(plan, done_before, tuple(outcomes), len(todo) - len(now), tuple(aside), cleaned)
+    return SweepReport(plan, done_before, tuple(made), len(todo) - len(now), tuple(aside), cleaned)
 
 
 def _write_spec(path: Path, spec: SweepSpec, plan: Plan) -> None:
@@ -164,21 +157,72 @@ def _note(store: Store, outcome: Outcome) -> None:
         file.write(f"{header}{outcome.config_hash},{outcome.wall_s:.3f},{int(outcome.error is None)}\n")
 
 
-def _outcomes(
-    runs: Sequence[Run], store: Store, run: RunFunction | None, workers: int, progress: Progress
+@contextlib.contextmanager
+def opened(out: str | Path, progress: Progress) -> Iterator[tuple[Store, set[str], list[Aside], int]]:
+    """Open a store to write to, for this process alone: what killed processes left is removed, and files checked.
+
+    Yields
+    ------
+    store, finished, aside, cleaned
+        The store, the hashes of its finished runs, files set aside, and how many temporary files were removed.
+
+    Raises
+    ------
+    InputError
+        If the directory cannot be used, or another process writes there.
+    """
+    store = Store(out)
+    store.create()
+    with store.lock():
+        cleaned = store.clean()
+        finished, aside = store.scan(version=package_version())
+        for moved in aside:
+            progress.message(f"set aside: {moved}")
+        yield store, finished, aside, cleaned
+
+
+def outcomes(
+    waiting: deque[Run], store: Store, run: RunFunction | None, workers: int, progress: Progress
 ) -> Generator[Outcome]:
-    """Yield how each run ended, as they end."""
+    """Make the runs that wait, and yield how each ended, as they end.
+
+    Runs that the caller adds to ``waiting`` between two outcomes are made, too. Wall times go to timing.csv.
+
+    Parameters
+    ----------
+    waiting
+        What to run; it is emptied.
+    store
+        Where results go.
+    run
+        What makes a run; :func:`sim.study.run.simulate` if None.
+    workers
+        Processes; 0 to run in this one.
+    progress
+        Told that time passes.
+    """
+    while waiting:
+        ending = _outcomes(waiting, store, run, workers, progress)
+        with contextlib.closing(ending):
+            for outcome in ending:
+                _note(store, outcome)
+                yield outcome
+
+
+def _outcomes(
+    waiting: deque[Run], store: Store, run: RunFunction | None, workers: int, progress: Progress
+) -> Generator[Outcome]:
     if workers == 0:
-        for each in runs:
-            yield _execute(each, store.root, run)
+        while waiting:
+            yield _execute(waiting.popleft(), store.root, run)
         return
     suspects: list[Run] = []
-    yield from _pooled(runs, store, run, workers, progress, suspects)
+    yield from _pooled(waiting, store, run, workers, progress, suspects)
     unfinished = [each for each in suspects if not store.path(each.config_hash).exists()]
     yield from (Outcome(each.config_hash, 0.0) for each in suspects if each not in unfinished)
     # One at a time, so that a run whose process dies again is the one to blame.
     culprits: list[Run] = []
-    yield from _pooled(unfinished, store, run, 1, progress, culprits, queued=0)
+    yield from _pooled(deque(unfinished), store, run, 1, progress, culprits, queued=0)
     for each in culprits:
         error = "its process died twice (killed, out of memory, or a crash in native code)"
         store.put_failure(each.config_hash, each.config, error)
@@ -186,7 +230,7 @@ def _outcomes(
 
 
 def _pooled(
-    runs: Sequence[Run],
+    waiting: deque[Run],
     store: Store,
     run: RunFunction | None,
     workers: int,
@@ -200,7 +244,6 @@ def _pooled(
     Runs in flight are one for each worker and ``queued`` more for each: enough to keep workers busy, and few enough to
     keep the driver's memory flat.
     """
-    waiting = deque(runs)
     flying: dict[Future[Outcome], Run] = {}
     while waiting:
         with _pool(workers) as pool:

@@ -33,7 +33,15 @@ __all__ = [
 BASELINE = "naive"
 """Reclaimer that the others are compared with: the paper's Naive-Evict."""
 
-RECLAIM_FIELDS = ("reclaimer", "repack_when", "theta_f", "low_watermark", "headroom_blocks", "copy_cost")
+RECLAIM_FIELDS = (
+    "reclaimer",
+    "repack_when",
+    "theta_f",
+    "low_watermark",
+    "shared_blocks",
+    "headroom_blocks",
+    "copy_cost",
+)
 """Fields that say what happens to dead slots; runs that differ in nothing else are pairs."""
 
 

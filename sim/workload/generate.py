@@ -71,6 +71,8 @@ class Generator(ABC):
         Tokens that the requests of a group have in common; they come on top of ``prompt``.
     groups
         Number of groups; each request belongs to one, picked with equal probability.
+    degree
+        In place of ``groups``: so many requests, one after the other, make a group, and the next ones another.
     hash_tokens
         Prompt tokens per prefix hash; whole blocks of the shared prefix are hashed.
     """
@@ -83,6 +85,7 @@ class Generator(ABC):
     lengths: str | None = None
     shared_prefix: int = 0
     groups: int = 1
+    degree: int | None = None
     hash_tokens: int = 16
 
     def __post_init__(self) -> None:
@@ -94,6 +97,9 @@ class Generator(ABC):
         _require(0 <= self.start_s < MAX_TIME_NS / 1e9, f"start_s: expected a time of at least 0, got {self.start_s}")
         _require(self.shared_prefix >= 0, f"shared_prefix: expected at least 0 tokens, got {self.shared_prefix}")
         _require(self.groups >= 1, f"groups: expected at least 1, got {self.groups}")
+        _require(self.degree is None or self.degree >= 1, f"degree: expected at least 1 request, got {self.degree}")
+        _require(self.degree is None or self.groups == 1, "groups and degree: give one, both say who shares a prefix")
+        _require(self.degree is None or self.shared_prefix > 0, "degree: there is no shared_prefix to share")
         _require(self.hash_tokens >= 1, f"hash_tokens: expected at least 1, got {self.hash_tokens}")
         parse_lengths(self.prompt)
         parse_lengths(self.output)
@@ -184,9 +190,11 @@ class GeneratedSource:
             hashes = None
             if g.shared_prefix:
                 group = groups.integers(0, g.groups, size=BATCH, dtype=np.int64)
+                if g.degree is not None:
+                    group = (first + np.arange(BATCH)) // g.degree
                 blocks = g.shared_prefix // g.hash_tokens
-                table = np.arange(g.groups * blocks, dtype=np.int64).reshape(g.groups, blocks)
-                hashes = [table[i] for i in group[:keep]]
+                ids = np.arange(blocks, dtype=np.int64)
+                hashes = [i * blocks + ids for i in group[:keep]]
                 prompt = prompt + g.shared_prefix
             if keep:
                 yield Trace(

@@ -20,6 +20,9 @@ config = SimConfig(
     kv_blocks=40, headroom_blocks=3, budget=0.5, step_cost="linear:base_s=0.008,per_token_s=2e-5",
     copy_cost="linear:base_s=0,per_token_s=0.0002", low_watermark=0.5,
 )
+if "shared" in reclaimer:
+    shared = "poisson:rate=200,n=12,prompt=uniform:5:30,output=uniform:4:24,shared_prefix=120,degree=2"
+    config = config.replace(trace=shared, prefix_caching=True, kv_blocks=60, budget=0.3, headroom_blocks=10)
 with tempfile.TemporaryDirectory() as folder:
     result = simulate(config, events=Path(folder) / "events.parquet")
     log = KVEventLog.load(Path(folder) / "events.parquet")
@@ -30,7 +33,14 @@ print(len(log), hashlib.sha256(log.records.tobytes()).hexdigest())
 
 @pytest.mark.parametrize(
     ("policy", "reclaimer"),
-    [("h2o", "vtoken"), ("random", "vtoken"), ("scissorhands:history=40", "ideal"), ("streaming_llm", "naive")],
+    [
+        ("h2o", "vtoken"),
+        ("random", "vtoken"),
+        ("scissorhands:history=40", "ideal"),
+        ("streaming_llm", "naive"),
+        ("r_kv:buffer=5,window=3", "sync:keep_blocks=3"),
+        ("random", "vtoken:shared_blocks=copy_out,repack_when=always"),
+    ],
 )
 def test_compiled_and_interpreted_runs_agree(policy: str, reclaimer: str) -> None:
     def run(**environment: str) -> str:

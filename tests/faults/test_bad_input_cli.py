@@ -48,7 +48,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--block-size", "0"], "block_size"),
         (["--seed", "-1"], "seed"),
         (["--repack-when", "never"], "repack_when: expected 'pressure' or 'always', got 'never'"),
-        (["--prefix-caching"], "is not modelled"),
+        (["--shared-blocks", "move"], "shared_blocks: expected 'skip' or 'copy_out', got 'move'"),
+        (["--prefix-caching", "--reclaimer", "sync:keep_blocks=4"], "keep_blocks"),
         (["--trace", "missing.csv"], "missing.csv"),
         (["--trace", "poisson:rate=0,n=5,prompt=5,output=5"], "rate"),
         (["--config", "missing.toml"], "missing.toml: cannot read it"),
@@ -173,3 +174,39 @@ def test_unknown_command_and_missing_argument(capsys: pytest.CaptureFixture[str]
     assert "rn" in refused(capsys, "rn")
     assert "--out" in refused(capsys, "sweep", "--policy", "h2o")
     assert "DIR" in refused(capsys, "plot")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["concurrency"], "--out"),
+        (["concurrency", "--out", "x", "--head", "5"], "head: the search sets it"),
+        (["concurrency", "--out", "x", "--max-num-seqs", "5"], "max_num_seqs: the search sets it"),
+        (["concurrency", "--out", "x", "--rate-scale", "5"], "rate_scale: the search sets it"),
+        (["concurrency", "--out", "x", "--load", "steady"], "expected 'burst' or 'sustained', got 'steady'"),
+        (["concurrency", "--out", "x", "--from", "9", "--to", "8"], "expected 0 < from <= to, got 9 .. 8"),
+        (["concurrency", "--out", "x", "--from", "9999"], "default: expected at least 9999 requests"),
+        (["concurrency", "--out", "x", "--policy", "h20"], "unknown policy 'h20'"),
+        (["concurrency", "--out", "x", "missing.toml"], "missing.toml"),
+        (["concurrency", "--out", "x", "--trace", "missing.csv"], "missing.csv"),
+        (["sla-throughput", "--out", "x"], "--sla"),
+        (["sla-throughput", "--out", "x", "--sla", "ee_p95=1"], "did you mean 'e2e_p95'"),
+        (["sla-throughput", "--out", "x", "--sla", "paper", "--baseline", "naiv"], "unknown reclaimer 'naiv'"),
+        (["sla-throughput", "--out", "x", "--sla", "paper", "--tolerance", "0"], "tolerance: expected"),
+        (["sla-throughput", "--out", "x", "--sla", "paper", "--baseline-rate", "0"], "baseline rate"),
+        (["sla-throughput", "--out", "x", "--sla", "paper", "--from", "-1"], "expected 0 < from <= to, got -1"),
+        (["sla-throughput", "--out", "x", "--sla", "paper", "--duration-s", "0"], "duration: expected"),
+        (["sla-throughput", "--out", "x", "--sla", "paper", "--min-duration-s", "1e9"], "give a longer trace"),
+        (["rate"], "No such command 'rate'"),
+    ],
+)
+def test_search_flags(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, "search", *arguments)
+    assert not (tmp_path / "x").exists()

@@ -19,9 +19,9 @@ from sim.workload.source import read_trace
 from tests.support.serving import MS, Recorder, engine, trace
 
 PAIRS = [("full", "none"), *[
-    (policy, reclaimer)
+    ("r_kv:buffer=10" if policy == "r_kv" else policy, reclaimer)
     for policy in policies.names() if policies.get(policy).evicts
-    for reclaimer in ("naive", "vtoken:repack_when=always", "vtoken", "ideal")
+    for reclaimer in ("naive", "vtoken:repack_when=always", "vtoken", "sync", "sync:keep_blocks=12", "ideal")
 ]]  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,19 @@ def trace(*requests: tuple[int, int, int], hashes: list[list[int]] | None = None
     columns = np.array(requests, np.int64).reshape(-1, 3).T
     prefixes = None if hashes is None else [np.array(h, np.int64) for h in hashes]
     return Trace(*columns, prefix_hashes=prefixes, hash_tokens=hash_tokens)
+
+
+def same_prompts(source: Trace) -> Callable[[int, int, int], bool]:
+    """Return the question whether two requests of a trace begin with the same tokens, for :class:`Replay`."""
+
+    def token(number: int, position: int) -> object:
+        hashes = [] if source.prefix_hashes is None else source.prefix_hashes[number]
+        if position >= source.prompt_tokens[number]:
+            return "generated"
+        span = position // source.hash_tokens
+        return int(hashes[span]) if span < len(hashes) else ("of", number)
+
+    return lambda a, b, tokens: all(token(a, p) == token(b, p) for p in range(tokens))
 
 
 def engine(
@@ -119,16 +133,21 @@ def recount(cache: KVCache) -> None:
     assert s.header[H.IN_TABLES] == len(listed)
     assert s.header[H.LIVE] == s.blocks["live"][sorted(listed)].sum()
     assert s.header[H.WRITTEN] == s.blocks["written"][sorted(listed)].sum()
+    tally = Counter(block for table in tables.values() for block in table)
+    assert {block: int(s.blocks["tables"][block]) for block in used if s.blocks["tables"][block]} == tally
+    assert (s.blocks["ref"] >= s.blocks["tables"]).all()
+    assert not s.blocks["tables"][free].any()
     assert s.header[H.EVENTS] <= len(s.events)
 
     cells = []
-    live = dict.fromkeys(listed, 0)
+    readers: Counter[int] = Counter()
     for row, table in tables.items():
         record = s.rows[row]
         assert len(set(table)) == len(table)
         assert record["written"] == s.blocks["written"][table].sum()
-        assert record["live"] == s.blocks["live"][table].sum() or len(listed) < sum(map(len, tables.values()))
-        assert max(0, len(table) - 1) * size <= record["written"] <= len(table) * size
+        assert record["live"] == s.blocks["live"][table].sum() or max(tally[block] for block in table) > 1
+        assert max(0, len(table) - 1) * size <= record["written"] or len(table) <= s.header[H.KEPT]
+        assert record["written"] <= len(table) * size
         if not record["tracked"]:
             continue
         start, end = int(record["start"]), int(record["start"] + record["live"])
@@ -140,12 +159,15 @@ def recount(cache: KVCache) -> None:
         physical = [index[slot // size] * size + slot % size for slot in s.slot[start:end].tolist()]
         assert physical == sorted(set(physical)), "two tokens in one slot, or out of order"
         assert not physical or physical[-1] < record["written"]
-        for slot in s.slot[start:end].tolist():
-            live[slot // size] += 1
+        readers.update(s.slot[start:end].tolist())
     if cells:
-        assert {b: n for b, n in live.items() if s.blocks["ref"][b] == 1} == {
-            b: int(s.blocks["live"][b]) for b in live if s.blocks["ref"][b] == 1
-        }
+        live = Counter(slot // size for slot in readers)
+        assert {block: int(s.blocks["live"][block]) for block in listed if s.blocks["live"][block]} == live
+        if len(s.readers):
+            counted = np.repeat(s.blocks["cached"] == 1, size)
+            assert {int(k): int(s.readers[k]) for k in np.flatnonzero(s.readers * counted)} == {
+                slot: count for slot, count in readers.items() if counted[slot]
+            }
         cells.sort()
         assert all(first[1] <= second[0] for first, second in itertools.pairwise(cells))
         assert cells[-1][1] <= cache.arena.top <= len(s.position)

@@ -1,6 +1,7 @@
 """Recorded attention: what a capture holds is what a request sees; damaged files are refused in one line."""
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from sim.errors import InputError
 from sim.serving.attention import build_attention
-from sim.serving.attention.recorded import Capture, Recorded
+from sim.serving.attention.capture import Capture
+from sim.serving.attention.recorded import Recorded
 from tests.support.attention import SHARED, accumulated, attended, dead_blocks, h2o_sets, prompt_view, queried, view_of
 
 PROMPT, GENERATED = 6, 4
@@ -100,16 +102,31 @@ def test_one_token_prompt_and_capture(tmp_path: Path) -> None:
         assert queried(model, prompt_view(model, [length]), 0)[0].sum() == pytest.approx(1)
 
 
-def test_prompt_queries_are_estimated_from_decode_rows(tmp_path: Path) -> None:
-    """Row ``back``, with tokens beyond the sinks nearer by as much as the query is."""
-    model = Recorded(save(tmp_path / "a.npz"))
-    back, query = 1, PROMPT - 2
-    row = decoded(arrays()["attn_u8"][back, : query + 1])
+def _estimated(back: int, step: int) -> np.ndarray:
+    """Return a row, with tokens beyond the sinks nearer by as much as the query is than the decode step's."""
+    query = PROMPT - 1 - back
     i = np.arange(query + 1)
-    row *= np.where(i >= 4, ((PROMPT + back - i + 1) / (query - i + 1)) ** 0.8, 1)
-    got = queried(model, prompt_view(model, [PROMPT]), back)[0]
-    np.testing.assert_allclose(got[: query + 1], row / row.sum(), rtol=1e-5)
-    assert got[query + 1] == 0
+    nearer = np.where(i >= 4, ((PROMPT + step - i + 1) / (query - i + 1)) ** 0.8, 1)
+    row = decoded(arrays()["attn_u8"][step, : query + 1]) * nearer
+    return np.append(row / row.sum(), np.zeros(back))
+
+
+def test_the_last_prompt_query_is_estimated_from_the_first_decode_row(tmp_path: Path) -> None:
+    model = Recorded(save(tmp_path / "a.npz"))
+    got = queried(model, prompt_view(model, [PROMPT]), 0)[0]
+    np.testing.assert_allclose(got, _estimated(0, 0), rtol=1e-5)
+
+
+def test_other_prompt_queries_lean_towards_the_column_sums(tmp_path: Path) -> None:
+    """By the square root of what a token's sum has over the estimate's, at most threefold."""
+    rows = [_estimated(back, step) for back, step in enumerate((0, 1, 2, 3, 2, 1))]
+    score = np.sum(rows, axis=0)
+    score[1] *= 4 / 9
+    score[2] *= 100
+    model = Recorded(save(tmp_path / "a.npz", prefill_score_global=score.astype(np.float32)))
+    expected = rows[1] * [1, 2 / 3, np.sqrt(3), 1, 1, 1]
+    got = queried(model, prompt_view(model, [PROMPT]), 1)[0]
+    np.testing.assert_allclose(got, expected / expected.sum(), rtol=1e-4)
 
 
 def test_prompt_queries_are_replayed_where_recorded(tmp_path: Path) -> None:
@@ -119,6 +136,71 @@ def test_prompt_queries_are_replayed_where_recorded(tmp_path: Path) -> None:
         expected = decoded(rows[back])
         got = queried(model, prompt_view(model, [PROMPT]), back)[0]
         np.testing.assert_allclose(got, expected / expected.sum(), rtol=1e-5)
+
+
+def rows_of(**changes: np.ndarray) -> dict[str, np.ndarray]:
+    """Rows for the capture of :func:`arrays`: three more bits for decode, eight for the last prompt row."""
+    rng = np.random.default_rng(3)
+    return {
+        "attn_crc32": np.uint32(zlib.crc32(arrays()["attn_u8"].tobytes())),
+        "prompt_attn_u8": np.array([[90, 80, 70, 60, 50, 40], [90, 99, 88, 77, 66, 0]], np.uint8),
+        "prompt_attn_fine": np.packbits(rng.integers(0, 2, (8, 1, PROMPT), np.uint8), axis=-1),
+        "attn_fine": np.packbits(rng.integers(0, 2, (3, GENERATED, PROMPT + GENERATED), np.uint8), axis=-1),
+    } | changes
+
+
+def finely_decoded(codes: np.ndarray, planes: np.ndarray) -> np.ndarray:
+    bits = np.unpackbits(planes, axis=-1)[..., : len(codes)]
+    part = sum(plane * 2.0 ** -(i + 1) for i, plane in enumerate(bits))
+    value = np.exp(np.log(1e-7) * (1 - (codes - 0.5 + part + 2.0 ** -(len(bits) + 1)) / 255))
+    return np.where(codes == 0, 0, value)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_rows_are_replayed_with_all_their_bits(tmp_path: Path, inside: bool) -> None:
+    """In a file beside the captures, found by its name, as well as in the capture."""
+    rows = rows_of()
+    path = save(tmp_path / "a.npz", **rows if inside else {})
+    (tmp_path / "rows").mkdir()
+    np.savez(tmp_path / "rows" / "a.npz", **rows)
+    model = Recorded(path, "" if inside else str(tmp_path / "rows"))
+    for step in range(GENERATED):
+        n = PROMPT + step + 1
+        row = finely_decoded(arrays()["attn_u8"][step, :n], rows["attn_fine"][:, step])
+        np.testing.assert_allclose(at_step(model, step), row / row.sum(), rtol=1e-5)
+    row = finely_decoded(rows["prompt_attn_u8"][0], rows["prompt_attn_fine"][:, 0])
+    np.testing.assert_allclose(queried(model, prompt_view(model, [PROMPT]), 0)[0], row / row.sum(), rtol=1e-5)
+    row = decoded(rows["prompt_attn_u8"][1])
+    np.testing.assert_allclose(queried(model, prompt_view(model, [PROMPT]), 1)[0], row / row.sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attn_crc32": np.uint32(5)}, "rows of another capture"),
+        ({"attn_fine": np.zeros((3, GENERATED - 1, 2), np.uint8)}, "one row for each of the G = 4 decode steps, got 3"),
+        ({"attn_fine": np.zeros((3, GENERATED, 1), np.uint8)}, r"attn_fine must have shape \[3, 4, 2\]"),
+        ({"attn_fine": np.zeros((GENERATED, 2), np.uint8)}, "attn_fine must have shape"),
+        ({"prompt_attn_fine": np.zeros((8, 3, 1), np.uint8)}, r"prompt_attn_fine must have shape \[8, 2, 1\]"),
+        ({"prompt_attn_fine": np.zeros((8, 1, 1))}, "prompt_attn_fine must be uint8"),
+        ({"prompt_attn_u8": np.zeros((2, 5), np.uint8)}, "prompt_attn_u8 must have shape"),
+    ],
+)
+def test_rows_that_do_not_fit(tmp_path: Path, changes: dict[str, np.ndarray], message: str) -> None:
+    path, rows = save(tmp_path / "a.npz"), tmp_path / "rows.npz"
+    np.savez(rows, **rows_of(**changes))
+    with pytest.raises(InputError, match=message) as caught:
+        Recorded(path, str(rows))
+    assert str(rows) in str(caught.value)
+
+
+def test_rows_that_are_missing(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.npz")
+    (tmp_path / "rows").mkdir()
+    with pytest.raises(InputError, match=r"rows/a\.npz: no such file"):
+        Recorded(path, str(tmp_path / "rows"))
+    with pytest.raises(InputError, match="not rows of a capture: array 'attn_crc32' is missing"):
+        Recorded(path, path)
 
 
 def test_a_folder_is_dealt_out_by_key(tmp_path: Path) -> None:

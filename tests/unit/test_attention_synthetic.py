@@ -37,7 +37,7 @@ def test_the_newest_hold_most(newest: int, share: float) -> None:
     """reference/attention.md: the last 8 / 64 / 256 tokens hold 0.23 / 0.38 / 0.48."""
     rows = [row for back in (0, 50, 100) for row in queried(MODEL, prompt_view(MODEL, [1226 + back] * 32, KEYS), back)]
     held = [row[1226 - newest : 1226].sum() for row in rows]
-    assert np.mean(held) == pytest.approx(share, abs=0.08)
+    assert np.mean(held) == pytest.approx(share, abs=0.1)
 
 
 def test_heavy_tokens_stay_heavy() -> None:
@@ -47,7 +47,74 @@ def test_heavy_tokens_stay_heavy() -> None:
     for begin in (0, 64):
         rows = [queried(MODEL, view, back)[0] for back in range(begin, begin + 64)]
         windows.append(set(np.argsort(np.sum(rows, axis=0)[:800])[-160:].tolist()))
-    assert 0.6 < len(windows[0] & windows[1]) / 160 < 0.9
+    assert 0.5 < len(windows[0] & windows[1]) / 160 < 0.9
+
+
+def _only(**values: float) -> Synthetic:
+    """Return a model without anything that is not named: no weights, no noise, no decay."""
+    names = (
+        "second_share weight_sigma heavy_share start_boost region_sigma region_text region_time region_wide "
+        "token_sigma token_jump age_exponent row_sigma"
+    )
+    nothing = dict.fromkeys(names.split(), 0.0)
+    return Synthetic(**(nothing | {"noise_floor": -100.0} | values))
+
+
+def _noise(model: Synthetic, key: int, back: int = 0) -> np.ndarray:
+    """Return the logarithm of a row without the sink, less its mean."""
+    row = np.log(queried(model, prompt_view(model, [4096], [key]), back)[0][1 : 4096 - back].astype(float))
+    return row - row.mean()
+
+
+def test_some_tokens_are_heavy() -> None:
+    row = np.exp(_noise(_only(heavy_share=0.05, heavy_weight=2), 3))
+    heavy = row > np.sqrt(row.min() * row.max())
+    assert heavy.mean() == pytest.approx(0.05, abs=0.015)
+    np.testing.assert_allclose(row[heavy] / row[~heavy].mean(), np.exp(2), rtol=0.1)
+
+
+def test_a_region_shares_its_noise_and_some_periods_have_wider_ones() -> None:
+    narrow, wide = (_only(region_sigma=0.5, region_bits=2, region_wide=share) for share in (0, 1))
+    for model, width in ((narrow, 4), (wide, 32)):
+        noise = _noise(model, 3)
+        assert noise.std() == pytest.approx(0.5, abs=0.05)
+        steps = np.flatnonzero(np.abs(np.diff(noise)) > 1e-3)
+        assert (np.diff(steps) % width == 0).all()
+        assert len(steps) > 0.9 * 4096 / width
+
+
+def test_a_region_is_stronger_in_some_requests_and_at_some_times() -> None:
+    """The spread of a row's noise: over requests at one time, and over times of one request."""
+
+    def spread(model: Synthetic, asked: list[tuple[int, int]]) -> float:
+        found = [_noise(model, key, back).std() for key, back in asked]
+        return float(np.std(found) / np.mean(found))
+
+    requests, times = [(key, 0) for key in KEYS], [(3, 8 * i) for i in range(32)]
+    constant, by_text, by_time = (
+        _only(region_sigma=0.5, region_text=text, region_time=time) for text, time in ((0, 0), (0.3, 0), (0, 0.3))
+    )
+    for asked in (requests, times):
+        assert spread(constant, asked) < 0.06
+        assert spread(by_time, asked) == pytest.approx(0.3, abs=0.1)
+    assert spread(by_text, requests) == pytest.approx(0.3, abs=0.1)
+    assert spread(by_text, times) < 0.06
+
+
+def test_a_token_jumps_up() -> None:
+    noise = _noise(_only(token_jump=1), 3)
+    assert noise.max() - noise.min() == pytest.approx(1, abs=0.1)
+    assert (noise**3).mean() / noise.std() ** 3 > 0.4
+
+
+def test_a_second_sink_holds_its_share_of_the_rest_and_leaves_it_when_it_dies() -> None:
+    for key in KEYS[:8]:
+        row = attended(MODEL, prompt_view(MODEL, [1024], [key]))[0]
+        second = 4 + int(row[4:236].argmax())
+        assert row[second] == pytest.approx(MODEL.second_share * (1 - row[0]), rel=1e-5)
+        live = np.delete(np.arange(1024), second)
+        without = attended(MODEL, view_of(MODEL, [live], [key], [1024]))[0]
+        np.testing.assert_allclose(without[1:], row[live][1:] / (1 - MODEL.second_share), rtol=1e-4)
 
 
 def test_a_prompt_query_is_the_attention_of_that_moment() -> None:
@@ -147,10 +214,11 @@ def test_h2o_leaves_the_measured_share_of_dead_blocks(ratio: float, size: int) -
 
 
 def test_uniform_scores_would_not() -> None:
-    """The comparison above can fail: reference/attention.md has 16 % dead where scores have no structure."""
-    flat = Synthetic(weight_cluster=0, score_region=0, score_exponent=0)
-    found = [h2o_sets(flat, key, 1024, 0, 0.2)[0] for key in KEYS[:12]]
-    assert np.mean([dead_blocks(live, 16) for live in found]) == pytest.approx(16, abs=3)
+    """The comparison above can fail: 103 of the 922 older tokens, drawn at random, leave fewer blocks of 16 dead."""
+    flat = Synthetic(second_share=0, weight_cluster=0, heavy_share=0, start_boost=0, score_region=0, score_exponent=0)
+    found = [h2o_sets(flat, key, 1024, 0, 0.2)[0] for key in KEYS]
+    expected = 100 * 0.9 * (1 - 103 / 922) ** 16
+    assert np.mean([dead_blocks(live, 16) for live in found]) == pytest.approx(expected, abs=2)
 
 
 @pytest.mark.parametrize(

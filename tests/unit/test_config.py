@@ -27,7 +27,6 @@ TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 def test_toml_and_json_round_trip(trace: str, budget: float, seed: int, caching: bool, blocks: int | None) -> None:
     config = SimConfig(
         trace=trace,
-        policy="full" if caching else "h2o",
         budget=budget,
         seed=seed,
         prefix_caching=caching,
@@ -79,7 +78,7 @@ def test_overlay_lets_a_flag_replace_the_rival_field_of_a_file() -> None:
         ({"rate_scale": 0.0}, "rate_scale: expected greater than 0"),
         ({"repack_when": "never"}, "repack_when: expected 'pressure' or 'always', got 'never'"),
         ({"reclaimer": "none", "policy": "h2o"}, "use policy full"),
-        ({"prefix_caching": True, "policy": "random:redraw=false"}, "policy random is not modelled"),
+        ({"shared_blocks": "move"}, "shared_blocks: expected 'skip' or 'copy_out', got 'move'"),
     ],
 )
 def test_what_cannot_be_used_is_one_clear_line(fields: dict[str, object], message: str) -> None:
@@ -150,9 +149,11 @@ def test_hash_changes_with_every_field() -> None:
         "watermark": 0.01,
         "reserve_full_prompt": False,
         "prefix_caching": True,
+        "async_scheduling": True,
         "repack_when": "always",
         "theta_f": 0.5,
         "low_watermark": 0.2,
+        "shared_blocks": "copy_out",
         "headroom_blocks": 0,
         "attention": "uniform",
         "step_cost": "linear:base_s=0.1,per_token_s=0",

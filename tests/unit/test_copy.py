@@ -27,11 +27,13 @@ def test_bandwidth_of_a_thousand_tokens() -> None:
     assert cost.bandwidth_ns(1000) == pytest.approx(2 * 1000 * 131_072 / 4320, abs=1)
     assert cost.bandwidth_ns(1000) == pytest.approx(61_000, rel=0.01)
     assert cost.copy_ns(1000) == pytest.approx(2 * cost.bandwidth_ns(1000), abs=2)
+    assert cost.alone_ns(1000) == cost.bandwidth_ns(1000)
 
 
 def test_a_launch_takes_time_but_no_bandwidth() -> None:
     with_launch, without = build("bandwidth:launch_s=1e-3"), build("bandwidth:launch_s=0")
     assert with_launch.copy_ns(10) - without.copy_ns(10) == 1_000_000
+    assert with_launch.alone_ns(10) - without.alone_ns(10) == 1_000_000
     assert with_launch.bandwidth_ns(10) == without.bandwidth_ns(10)
 
 
@@ -40,11 +42,12 @@ def test_linear_is_exact_and_takes_its_share(per_token_us: float) -> None:
     cost = build(f"linear:per_token_s={per_token_us}e-6,base_s=1e-6")
     assert cost.copy_ns(64) == 1000 + 64 * round(per_token_us * 1000)
     assert cost.bandwidth_ns(64) == round(cost.copy_ns(64) / 2)
+    assert cost.alone_ns(64) == 1000 + 64 * round(per_token_us * 1000) // 2
 
 
 @pytest.mark.parametrize("spec", ["bandwidth", "linear:per_token_s=1e-6,base_s=1e-6"])
 def test_nothing_to_move_takes_no_time(spec: str) -> None:
-    assert build(spec).copy_ns(0) == build(spec).bandwidth_ns(0) == 0
+    assert build(spec).copy_ns(0) == build(spec).alone_ns(0) == build(spec).bandwidth_ns(0) == 0
 
 
 def test_profile(tmp_path: Path) -> None:
@@ -67,6 +70,7 @@ def test_profile(tmp_path: Path) -> None:
     cost = build(f"profile:{path}")
     assert cost.bandwidth_ns(10) == 20
     assert cost.copy_ns(10) == 100 + 80
+    assert cost.alone_ns(10) == 100 + 20
     assert cost.stretch_ns(300, 300, 1000) == 100
 
 

@@ -245,6 +245,8 @@ def test_no_file(tmp_path: Path) -> None:
         ("roofline:gemm_flops_efficiency=0", "gemm_flops_efficiency: expected a share"),
         ("roofline:gemm_flops_eficiency=1", "did you mean 'gemm_flops_efficiency'"),
         ("roofline:step_overhead_s=-1", "step_overhead_s"),
+        ("roofline:score_request_s=-1", "score_request_s"),
+        ("roofline:score_pair_bytes=-1", "score_pair_bytes: expected at least 0 bytes"),
     ],
 )
 def test_bad_specifications(spec: str, message: str) -> None:

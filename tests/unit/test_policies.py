@@ -19,7 +19,9 @@ from sim.rng import request_key
 from sim.serving.attention import build_attention
 from tests.support.serving import alive, fill, recount
 
-EVICTING = [name for name in policies.names() if policies.get(name).evicts]
+SHORT = {"r_kv": "r_kv:buffer=10,window=4"}
+"""So that a policy which waits for some tokens before it evicts has its turn in a short test."""
+EVICTING = [SHORT.get(name, name) for name in policies.names() if policies.get(name).evicts]
 
 
 @dataclass
@@ -78,7 +80,7 @@ def serve(
         excess = view.n - view.keep
         if excess[0] > 0:
             victims, counts = policy.select(view, excess)
-            assert counts[0] >= excess[0]
+            assert counts[0] >= excess[0] or (policy.every > 1 and counts[0] == 0)
             cache.evict_cells(rows, victims, counts)
         if step == 0:
             cache.trim_cells(rows)
@@ -157,6 +159,70 @@ def test_h2o_does_not_freeze():
     """Without protected recent tokens, each new one would be the minimum and die at once (trap 23)."""
     seen = serve(policies.build("h2o"), build_attention("uniform"), 20, 60, tokens=10)
     assert all(set(range(20 + k - 5, 20 + k)) <= set(now) for k, now in enumerate(seen))
+
+
+def alike(*similarity: float) -> Any:
+    """Return scripted attention that also knows how like the others each token's key is, by position."""
+
+    @dataclass
+    class Alike(Scripted):
+        def similarity(self, view: View, out: np.ndarray) -> None:
+            for start, n in zip(view.start, view.n, strict=True):
+                out[start : start + n] = np.array(similarity)[view.position[start : start + n]]
+
+    return Alike
+
+
+def test_r_kv_weighs_attention_against_likeness():
+    """Six prompt tokens, two generated, a window of one query (the one at 7) and one token, no pooling.
+
+    Importance of tokens 0 to 6, relative to a mean of 1/8: 0.1, 0.3, 0.1, 0.2, 0.1, 0.1, 0.1 times 8. With lam 1 that
+    alone counts, with 0 likeness alone, and with 0.1 token 1 pays for being like the others, token 3 does not.
+    """
+    prompt = {6: [1.0, 0, 0, 0, 0, 0, 0], 7: [0.1, 0.3, 0.1, 0.2, 0.1, 0.1, 0.1, 0.0]}
+    attention = alike(0.2, 0.9, 0.3, 0.6, 0.5, 0.1, 0.4, 0.0)(prompt=prompt)
+
+    def left(lam: str) -> list[list[int]]:
+        return serve(policies.build(f"r_kv:buffer=2,window=1,pool=1,lam={lam}"), attention, 6, 2, tokens=4)
+
+    before = [list(range(6)), list(range(7))]
+    assert left("1") == [*before, [1, 3, 6, 7]]  # the oldest of the equals die
+    assert left("0") == [*before, [0, 2, 5, 7]]
+    # 0.1 * 8 * importance - 0.9 * likeness: -0.10, -0.57, -0.19, -0.38, -0.37, -0.01, -0.28.
+    assert left("0.1") == [*before, [0, 2, 5, 7]]
+    # 0.5: 0.3, 0.75, 0.25, 0.5, 0.15, 0.35, 0.2.
+    assert left("0.5") == [*before, [1, 3, 5, 7]]
+
+
+def test_r_kv_asks_the_queries_of_its_window_and_pools_over_neighbours():
+    """Queries 8 and 9 are asked, 7 is not; of pooled importance a neighbour gets as much as the token itself."""
+    prompt = {
+        6: [0.0, 0, 0, 0, 0, 0, 1],
+        7: [0.0, 0, 0, 0, 0, 1, 0, 0],
+        8: [0.5, 0, 0, 0, 0, 0, 0, 0, 0.5],
+        9: [0.0, 0, 0, 0.5, 0, 0, 0, 0, 0, 0.5],
+    }
+    attention = alike(*[0.0] * 10)(prompt=prompt)
+    narrow = policies.build("r_kv:buffer=4,window=2,pool=1")
+    assert serve(narrow, attention, 6, 4, tokens=4)[-1] == [0, 3, 8, 9]
+    wide = policies.build("r_kv:buffer=4,window=2,pool=3")
+    assert serve(wide, attention, 6, 4, tokens=6)[-1] == [1, 2, 3, 4, 8, 9]
+    assert serve(wide, attention, 6, 4, tokens=5)[-1] == [2, 3, 4, 8, 9]  # the oldest of the equals die
+
+
+def test_r_kv_lives_between_its_budget_and_a_buffer_more():
+    """As in R-KV: nothing dies at the end of the prompt, nor while a request is less than a buffer over its budget."""
+    policy = policies.build("r_kv:buffer=8,window=2")
+    held = [len(now) for now in serve(policy, build_attention("synthetic"), 30, 40, tokens=16)]
+    assert held == [*range(30, 38), *[16, 17, 18, 19, 20, 21, 22, 23] * 4, 16]
+    held = [len(now) for now in serve(policy, build_attention("synthetic"), 10, 30, tokens=16)]
+    assert held == [*range(10, 26), *range(16, 24), *range(16, 23)]
+
+
+@pytest.mark.parametrize("parameters", ["window=0", "buffer=4", "lam=1.1", "lam=-1", "pool=2", "pool=0"])
+def test_r_kv_refuses_parameters_that_mean_nothing(parameters: str):
+    with pytest.raises(InputError, match="r_kv"):
+        policies.build(f"r_kv:{parameters}")
 
 
 @pytest.mark.parametrize("recent", ["0", "1.5", "-1"])
@@ -295,10 +361,14 @@ def test_random_draws_anew_at_each_length_or_once_for_all():
 def test_a_policy_keeps_to_its_budget_and_to_the_newest_token(name: str, prompt: int, share: float, tokens: int):
     policy = policies.build(name)
     seen = serve(policy, model_for(policy), prompt, 30, share=share, tokens=tokens)
+    held = prompt
     for step, now in enumerate(seen):
         computed = prompt + step
         keep = tokens or max(1, int(np.ceil(share * computed - 1e-9)))
-        assert len(now) == min(keep, computed)
+        held += step > 0
+        if policy.every == 1 or (step and step % policy.every == 0 and held - keep >= policy.every):
+            held = min(keep, computed)
+        assert len(now) == held
         assert now[-1] == computed - 1
         assert now == sorted(set(now))
     for before, after in itertools.pairwise(seen):

@@ -1,3 +1,5 @@
+import numpy as np
+
 from sim.kv.cache import KVCache
 from sim.kv.events import Kind
 from sim.kv.prefix import PrefixCache, chain
@@ -5,9 +7,9 @@ from tests.support.serving import MS, engine, fill, trace
 
 
 def identities(until: int, *, prompt: int, hashes: list[int], owner: int, size: int = 16, span: int = 32) -> list[int]:
-    known: list[int] = []
-    chain(known, until, block_size=size, prompt_tokens=prompt, hashes=hashes, hash_tokens=span, owner=owner)
-    return known
+    none = np.zeros(0, np.int64)
+    known = chain(none, until, block_size=size, prompt_tokens=prompt, hashes=hashes, hash_tokens=span, owner=owner)
+    return known.tolist()
 
 
 def test_equal_ids_after_equal_prefixes_are_equal_blocks():
@@ -20,9 +22,15 @@ def test_equal_ids_after_equal_prefixes_are_equal_blocks():
 
 
 def test_a_chain_extends_what_is_known():
-    known = identities(3, prompt=128, hashes=[1, 2, 3, 4], owner=0)
-    chain(known, 8, block_size=16, prompt_tokens=128, hashes=[1, 2, 3, 4], hash_tokens=32, owner=0)
-    assert known == identities(8, prompt=128, hashes=[1, 2, 3, 4], owner=0)
+    known = np.array(identities(3, prompt=128, hashes=[1, 2, 3, 4], owner=0))
+    more = chain(known, 8, block_size=16, prompt_tokens=128, hashes=[1, 2, 3, 4], hash_tokens=32, owner=0)
+    assert more.tolist() == identities(8, prompt=128, hashes=[1, 2, 3, 4], owner=0)
+
+
+def test_ids_that_python_hashes_alike_are_told_apart():
+    """hash(-1) == hash(-2), and hash(n) == hash(n + 2**61 - 1)."""
+    chains = [identities(2, prompt=32, hashes=[one], owner=0) for one in (-1, -2, 5, 5 + (1 << 61) - 1)]
+    assert len({block for known in chains for block in known}) == 8
 
 
 def test_a_prompt_without_ids_shares_with_nobody_but_itself():
@@ -30,6 +38,15 @@ def test_a_prompt_without_ids_shares_with_nobody_but_itself():
     assert not set(identities(4, prompt=64, hashes=[], owner=5)) & set(identities(4, prompt=64, hashes=[], owner=6))
     # An id is a number like an owner's: they are told apart all the same.
     assert not set(identities(4, prompt=64, hashes=[], owner=5)) & set(identities(4, prompt=64, hashes=[5, 5], owner=6))
+
+
+def test_tokens_behind_the_last_id_are_shared_with_nobody():
+    """Two ids for 64 of 128 tokens: the blocks behind them, and those of the output, are each request's own."""
+    first = identities(10, prompt=128, hashes=[1, 2], owner=0)
+    second = identities(10, prompt=128, hashes=[1, 2], owner=1)
+    assert first[:4] == second[:4]
+    assert not set(first[4:]) & set(second[4:])
+    assert first == identities(10, prompt=128, hashes=[1, 2], owner=0)
 
 
 def test_the_block_in_which_a_prompt_ends_is_another_than_the_full_one():
@@ -48,9 +65,7 @@ def test_the_longest_known_prefix_is_found_and_the_one_published_first():
     cache = KVCache(20, 16, tracked=False)
     prefix = PrefixCache(cache.store)
     fill(cache, 160)
-    prefix.publish(3, 100)
-    prefix.publish(7, 100)
-    prefix.publish(4, 200)
+    prefix.publish([3, 7, 4], [100, 100, 200])
     assert prefix.find([100, 200, 300]) == [3, 4]
     assert prefix.find([200]) == [4]
     assert prefix.find([300, 100]) == []
@@ -61,7 +76,7 @@ def test_a_block_that_is_taken_for_something_else_is_forgotten_and_the_other_fou
     prefix = PrefixCache(cache.store)
     row = fill(cache, 48)
     for block, identity in ((1, 100), (2, 100), (3, 200)):
-        prefix.publish(block, identity)
+        prefix.publish([block], [identity])
     cache.close(row, Kind.FINISH, 0)
     assert cache.pool.free_order() == [3, 2, 1]
     fill(cache, 32)  # takes 3 and 2

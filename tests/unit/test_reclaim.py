@@ -7,7 +7,8 @@ from sim.errors import InputError
 from sim.kv.cache import KVCache
 from sim.kv.reclaim import Pressure, reclaimers
 from sim.kv.repack import RepackPlan
-from tests.support.serving import fill, keep_only, recount
+from sim.kv.state import H
+from tests.support.serving import alive, fill, keep_only, recount
 
 CALM = Pressure(running=0, wanted_blocks=0)
 
@@ -38,6 +39,62 @@ def test_ideal_packs_every_request_at_once():
     cache, rows = thin(1, 3, 4)
     assert ask(cache, rows, "ideal") == []
     assert [len(cache.block_table(row)) for row in rows.tolist()] == [3, 8, 11]
+    recount(cache)
+
+
+def test_sync_packs_in_place_and_needs_no_free_block():
+    """Two thin requests and a dense one fill the pool to its last block: 24 of 33 blocks come back."""
+    cache, rows = thin(1, 1, 4, blocks=34, headroom=0)
+    assert cache.pool.free_blocks == 0
+    tables = [cache.block_table(row) for row in rows.tolist()]
+    living = [alive(cache, row) for row in rows.tolist()]
+    # Of each thin one's eleven tokens all but the first lie elsewhere afterwards.
+    assert reclaimers.build("sync").repack_now(cache, rows) == (2, 20)
+    assert [cache.block_table(row) for row in rows.tolist()] == [tables[0][:3], tables[1][:3], tables[2]]
+    assert [alive(cache, row) for row in rows.tolist()] == living
+    assert cache.pool.free_blocks == 16
+    assert cache.store.s.rows["moved"][rows].tolist() == [10, 10, 0]
+    assert cache.store.s.header[H.MOVED] == 20
+    recount(cache)
+    assert reclaimers.build("sync").repack_now(cache, rows) == (0, 0)
+
+
+def test_sync_moves_nothing_that_wins_no_block():
+    """Thirteen tokens in four blocks of 4: three of them dead leave ten, for three; two leave eleven, for three too."""
+    cache = KVCache(20, 4)
+    row = fill(cache, 13)
+    rows = np.array([row])
+    cache.store.s.rows["decode_from"][row] = 13
+    keep_only(cache, row, [p for p in range(13) if p not in (1, 5)])
+    assert reclaimers.build("sync").repack_now(cache, rows) == (1, 10)
+    assert len(cache.block_table(row)) == 3
+    cache.sync_new_tokens(row, 1)
+    keep_only(cache, row, [p for p in alive(cache, row) if p != 2])
+    assert reclaimers.build("sync").repack_now(cache, rows) == (0, 0)
+
+
+def test_sync_keeps_blocks_for_the_tokens_to_come():
+    cache, rows = thin(1, 1, blocks=45, headroom=0)
+    cache.store.s.header[H.KEPT] = 5
+    policy = reclaimers.build("sync:keep_blocks=5")
+    tables = [cache.block_table(row) for row in rows.tolist()]
+    assert policy.repack_now(cache, rows)[0] == 2
+    assert [cache.block_table(row) for row in rows.tolist()] == [table[:5] for table in tables]
+    recount(cache)
+    row = int(rows[0])
+    free = cache.pool.free_blocks
+    cache.sync_new_tokens(row, 9)  # eleven live tokens and nine new ones are what five blocks hold
+    assert cache.pool.free_blocks == free
+    slots = [block * 4 + offset for block in tables[0][:5] for offset in range(4)]
+    assert [cache.lookup(row, p) for p in alive(cache, row)] == [divmod(slot, 4) for slot in slots]
+    recount(cache)
+    keep_only(cache, row, alive(cache, row)[:2])  # blocks without a live token stay, too
+    assert cache.block_table(row) == tables[0][:5]
+    assert policy.repack_now(cache, rows) == (1, 0)
+    recount(cache)
+    cache.sync_new_tokens(row, 19)
+    assert cache.block_table(row)[:5] == tables[0][:5]
+    assert len(cache.block_table(row)) == 6
     recount(cache)
 
 
@@ -102,7 +159,16 @@ def test_a_prompt_under_way_is_left_alone():
     assert [plan.ordinal for plan in plans] == [1]
 
 
-@pytest.mark.parametrize("parameters", ["theta_f=1.5", "theta_f=-1", "low_watermark=2", "repack_when=never"])
-def test_parameters_that_mean_nothing_are_refused(parameters: str):
-    with pytest.raises(InputError, match="vtoken"):
-        reclaimers.build(f"vtoken:{parameters}")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "vtoken:theta_f=1.5",
+        "vtoken:theta_f=-1",
+        "vtoken:low_watermark=2",
+        "vtoken:repack_when=never",
+        "sync:keep_blocks=-1",
+    ],
+)
+def test_parameters_that_mean_nothing_are_refused(spec: str):
+    with pytest.raises(InputError, match=spec.partition(":")[0]):
+        reclaimers.build(spec)

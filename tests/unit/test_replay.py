@@ -33,6 +33,30 @@ def moved() -> list[Event]:
     return [*planned(), (Kind.COPIED, 0, 0, 0), (Kind.MOVE, 0, 4, 20), (Kind.MOVE, 0, 8, 21), (Kind.MOVE, 0, 12, 22)]
 
 
+def shared(*readers: int) -> list[Event]:
+    """Three blocks of 12 tokens written by request 0, which these requests share."""
+    hits = [[(Kind.ADMIT, req, 12, 0), *((Kind.SHARE, req, block, 0) for block in (1, 2, 3))] for req in readers]
+    return [*admitted(1, 2, 3, tokens=12), *(event for hit in hits for event in hit)]
+
+
+def grouped() -> list[Event]:
+    """Two readers with one live token in each of the three blocks, about to copy out of them together."""
+    dead = [(Kind.EVICT, req, p, 4 + p) for req in (0, 1) for p in range(12) if p % 4 != req]
+    plans: list[Event] = []
+    for req in (0, 1):
+        plans += [(Kind.PLAN, req, req, 3), (Kind.GROUP, req, req, 0)]
+        plans += [(Kind.SOURCE, req, block, req) for block in (1, 2, 3)]
+        plans += [(Kind.RESERVE, req, 5 + req, req)]
+    return [*shared(1), *dead, *plans]
+
+
+def taken(req: int) -> list[Event]:
+    """One of the two copies out takes effect."""
+    moves = [(Kind.MOVE, req, 4 + 4 * k + req, 4 * (5 + req) + k) for k in range(3)]
+    frees = [(Kind.FREE, req, block, Why.REPACK) for block in (1, 2, 3)]
+    return [(Kind.COPIED, req, req, 0), *moves, (Kind.COMMIT, req, req, 0), *frees]
+
+
 def replay(events: list[Event]) -> Replay:
     out = Replay(4, 10)
     out.apply(events)
@@ -60,6 +84,41 @@ def test_a_lawful_cancellation_passes():
     assert not out.tokens
 
 
+def test_a_lawful_copy_out_passes():
+    out = replay([*grouped(), *taken(0), *taken(1)])
+    assert (out.table(0), out.table(1)) == ([5], [6])
+    assert out.requests[1].slots == {1: 24, 5: 25, 9: 26}
+    assert sorted(out.holders) == [5, 6]
+    assert not out.plans
+
+
+def test_a_copy_out_without_the_one_that_left_passes():
+    left = [(Kind.CANCEL, 1, 1, 0), (Kind.FINISH, 1, 12, 0), *((Kind.DEFER, 1, block, 0) for block in (3, 2, 1))]
+    back = [(Kind.COPIED, 1, 1, 0), *((Kind.FREE, 1, block, Why.CANCEL) for block in (6, 1, 2, 3))]
+    out = replay([*grouped(), *left, *taken(0), *back])
+    assert sorted(out.holders) == [5]
+
+
+def test_a_request_that_is_back_may_share_what_a_copy_still_reads_for_its_former_life():
+    left = [
+        (Kind.CANCEL, 0, 0, 0), (Kind.PREEMPT, 0, 14, 0), (Kind.FREE, 0, 4, Why.RELEASE),
+        *((Kind.DEFER, 0, block, 0) for block in (3, 2, 1)), (Kind.ADMIT, 0, 4, 10), (Kind.SHARE, 0, 1, 0),
+    ]  # fmt: skip
+    frees = [(Kind.FREE, 0, block, Why.CANCEL) for block in (5, 1, 2, 3)]
+    out = replay([*planned(), *left, (Kind.COPIED, 0, 0, 0), *frees])
+    assert out.table(0) == [1]
+    assert out.holders == {1: 1}
+
+
+def test_whose_prompt_a_cached_block_holds_is_asked():
+    out = Replay(4, 10, lambda a, b, tokens: {a, b} == {0, 2} and tokens <= 8)
+    out.apply([*shared(), (Kind.ADMIT, 2, 12, 0), (Kind.SHARE, 2, 1, 0), (Kind.SHARE, 2, 2, 0)])
+    with pytest.raises(ReplayError, match="holds the prompt of 0"):
+        out.apply([(Kind.SHARE, 2, 3, 0)])
+    with pytest.raises(ReplayError, match="holds the prompt of 0"):
+        out.apply([(Kind.ADMIT, 3, 12, 0), (Kind.SHARE, 3, 1, 0)])
+
+
 UNLAWFUL: dict[str, tuple[list[Event], str]] = {
     "block given twice": ([*admitted(1, tokens=4), (Kind.ALLOC, 0, 1, 0)], "block 1 is in use"),
     "block of another": ([*admitted(1, tokens=4), *admitted(1, tokens=4, req=1)[:2]], "is in use"),
@@ -75,6 +134,62 @@ UNLAWFUL: dict[str, tuple[list[Event], str]] = {
     "append after end": ([*admitted(1, tokens=3), (Kind.FINISH, 0, 3, 0), (Kind.APPEND, 0, 3, 1)], "no table"),
     "admitted twice": ([*admitted(1, tokens=3), (Kind.ADMIT, 0, 0, 3)], "admitted already"),
     "late prefix hit": ([*admitted(1, tokens=3), (Kind.SHARE, 0, 2, 0)], "behind computed tokens"),
+    "hit of another position": (
+        [*shared(), (Kind.ADMIT, 1, 4, 0), (Kind.SHARE, 1, 2, 0)],
+        "slot 0 holds token 4, not 0",
+    ),
+    "hit of a block that was never full": (
+        [*admitted(1, tokens=3), (Kind.ADMIT, 1, 4, 0), (Kind.SHARE, 1, 1, 0)],
+        "slot 3 holds token -1, not 3",
+    ),
+    "hit of what was written after an eviction": (
+        [
+            *admitted(1, 2, tokens=6),
+            (Kind.EVICT, 0, 0, 4),
+            (Kind.APPEND, 0, 6, 2),
+            (Kind.ADMIT, 1, 8, 0),
+            (Kind.SHARE, 1, 1, 0),
+            (Kind.SHARE, 1, 2, 0),
+        ],
+        "slot 2 was written after an eviction",
+    ),
+    "hit of a repacked block": (
+        [
+            *moved(),
+            (Kind.COMMIT, 0, 0, 0),
+            *((Kind.FREE, 0, block, Why.REPACK) for block in (1, 2, 3)),
+            (Kind.ADMIT, 1, 4, 0),
+            (Kind.SHARE, 1, 5, 0),
+        ],
+        "slot 1 holds token 4, not 1",
+    ),
+    "move in place inside a shared block": (
+        [*shared(1), (Kind.EVICT, 0, 0, 4), (Kind.MOVE, 0, 5, 4)],
+        "block 1 is shared",
+    ),
+    "a shared block as the source of one": (
+        [*shared(1), (Kind.PLAN, 0, 0, 12), (Kind.SOURCE, 0, 1, 0)],
+        "it is shared",
+    ),
+    "free of a source of one's own beside another reader": (
+        [*grouped(), (Kind.FREE, 0, 1, Why.DEATH)],
+        "a copy in flight uses it",
+    ),
+    "half of a group": ([*grouped(), *taken(0), (Kind.COPIED, 1, 1, 0), (Kind.CANCEL, 1, 1, 0)], "others of its group"),
+    "a group that differs": (
+        [*grouped(), (Kind.SOURCE, 1, 1, 1), (Kind.COPIED, 0, 0, 0)],
+        "sources of its group differ",
+    ),
+    "a group beside a reader who stays": (
+        [
+            *grouped(),
+            (Kind.ADMIT, 2, 12, 0),
+            *((Kind.SHARE, 2, block, 0) for block in (1, 2, 3)),
+            *taken(0),
+            *taken(1)[:-3],
+        ],
+        "its group frees no block",
+    ),
     "I3: move before the copy": ([*planned(), (Kind.MOVE, 0, 4, 20)], "its plan is not ready"),
     "move from elsewhere": ([*planned(), (Kind.COPIED, 0, 0, 0), (Kind.MOVE, 0, 16, 20)], "not in the plan"),
     "I1: commit leaves a token behind": ([*moved()[:-1], (Kind.COMMIT, 0, 0, 0)], "are left in block 3"),

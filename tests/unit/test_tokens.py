@@ -122,6 +122,7 @@ def test_the_short_way_to_append_one_token_is_the_long_way(tracked: bool):
         cache.store.s.columns[:, start:] = 7
     for _ in range(3):
         append_one(tail_of(short.store.s), rows[0], 4)
+        short.store.s.header[[H.LIVE, H.WRITTEN]] += 1
         append_tokens(long.store.s, rows[1], 1)
     assert same_state(short) == same_state(long)
     recount(short)

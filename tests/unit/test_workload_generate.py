@@ -159,6 +159,21 @@ def test_groups_share_the_whole_blocks_of_their_prefix() -> None:
     assert trace.describe().prefix_reuse == pytest.approx(397 / 400 * 96 / 110)
 
 
+@pytest.mark.parametrize("degree", [1, 3, 8])
+def test_degree_says_how_many_requests_one_after_the_other_share_a_prefix(degree: int) -> None:
+    spec = f"poisson:rate=1,n=9000,prompt=10,shared_prefix=64,degree={degree}"
+    trace = read_trace(spec)
+    assert trace.prefix_hashes is not None
+    kinds = [tuple(ids.tolist()) for ids in trace.prefix_hashes]
+    assert all(len(set(kinds[k : k + degree])) == 1 for k in range(0, 9000, degree))
+    assert len(set(kinds)) == -(-9000 // degree)
+    assert len(set(itertools.chain.from_iterable(kinds))) == 4 * len(set(kinds))
+    # Who shares with whom changes nothing else.
+    other = read_trace(spec.replace(f"degree={degree}", "groups=5"))
+    assert (trace.arrival_ns == other.arrival_ns).all()
+    assert (trace.output_tokens == other.output_tokens).all()
+
+
 def test_pairs_of_lengths_are_drawn_together(tmp_path: Path) -> None:
     pairs = Trace(np.array([0, 1, 2]), np.array([10, 20, 30]), np.array([1, 2, 3]))
     write_trace(pairs, tmp_path / "pairs.csv")

@@ -11,6 +11,11 @@ import pytest
 from sim.kv.events import Kind
 from sim.rng import stream
 from sim.serving.engine import Engine, Outcome
+from sim.serving.hardware import get_hardware
+from sim.serving.memory import kv_blocks
+from sim.serving.models import get_model
+from sim.study.config import SimConfig
+from sim.study.run import simulate
 from tests.support.serving import Steps, engine, trace
 
 ALWAYS = "vtoken:repack_when=always"
@@ -31,46 +36,66 @@ class Watch(Steps):
             self.seen[int(row["ordinal"]), int(row["computed"])] = int(row["blocks"]), int(row["live"])
 
 
-def watched(*requests: tuple[int, int, int], **options: Any) -> tuple[Watch, Outcome]:
+class Partly(Steps):
+    """Notes, at each step, how many blocks of each decoding request hold dead and living tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(1_000_000)
+        self.counts: list[int] = []
+
+    def scheduled(self, engine: Engine) -> None:
+        super().scheduled(engine)
+        s = engine.cache.store.s
+        for row in engine.scheduler.running[: engine.scheduler.num_running]:
+            if s.rows[row]["decode_from"] > 0:
+                blocks = s.blocks[engine.cache.block_table(int(row))]
+                assert (blocks["live"] > 0).all()
+                self.counts.append(int((blocks["live"] < blocks["written"]).sum()))
+
+
+def watched(*requests: tuple[int, int, int], blocks: int = 60_000, **options: Any) -> tuple[Watch, Outcome]:
     watch = Watch()
-    return watch, engine(trace(*requests), observer=watch, blocks=60_000, **options).run()
+    return watch, engine(trace(*requests), observer=watch, blocks=blocks, **options).run()
 
 
 # -- random, in one shot -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("r", [0.3, 0.5, 0.7])
-def test_one_random_shot_empties_r_to_the_16_of_the_blocks(r: float):
-    """64 prompts of 4,096 tokens in 256 blocks of 16: a block is empty with probability r^16."""
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_one_random_shot_empties_r_to_the_s_of_the_blocks(r: float, size: int):
+    """64 prompts of 4,096 tokens in blocks of S: a block is empty with probability r^S."""
     requests = 64
-    _, outcome = watched(*[(0, 4096, 2)] * requests, policy="random", budget=1 - r, reclaimer="naive",
-                         max_num_batched_tokens=1 << 20)  # fmt: skip
+    _, outcome = watched(*[(0, 4096, 2)] * requests, policy="random", budget=1 - r, reclaimer="naive", block_size=size,
+                         blocks=140_000, max_num_batched_tokens=1 << 20)  # fmt: skip
     first = np.flatnonzero(outcome.steps["evicted"])[0]
     freed = outcome.steps["freed_by_death"][first]
     assert outcome.steps["evicted"][first] == requests * (4096 - math.ceil((1 - r) * 4096 - 1e-9))
-    blocks = requests * 256
+    blocks = requests * 4096 // size
     # The newest token never dies: the last block of each request is never empty.
-    expected = (blocks - requests) * r**16
-    spread = math.sqrt(expected * (1 - r**16))
+    expected = (blocks - requests) * r**size
+    spread = math.sqrt(expected * (1 - r**size))
     assert abs(freed - expected) <= 4 * max(spread, 1)
 
 
 @pytest.mark.parametrize("r", [0.3, 0.5, 0.7])
-def test_one_random_shot_and_a_repack_save_a_share_r(r: float):
+@pytest.mark.parametrize("size", [8, 16, 64])
+def test_one_random_shot_and_a_repack_save_a_share_r(r: float, size: int):
     watch, outcome = watched(
         *[(0, 4096, 4)] * 4,
         policy="random",
         budget=1 - r,
         reclaimer=ALWAYS,
         headroom=2000,
+        block_size=size,
         copy="linear:per_token_s=1e-7",
     )
-    dense = math.ceil((1 - r) * 4096 - 1e-9) / 16
+    dense = math.ceil((1 - r) * 4096 - 1e-9) / size
     for number in range(4):
         # As the first decode step ends the copy does: one block was filled meanwhile.
         blocks, _ = watch.seen[number, 4098]
         assert dense <= blocks <= dense + 2
-        assert blocks / 257 == pytest.approx(1 - r, abs=0.01)
+        assert blocks / (4096 // size + 1) == pytest.approx(1 - r, abs=0.01 * size / 16 + 0.01)
     assert outcome.summary["repacks_committed"] >= 4
 
 
@@ -141,6 +166,20 @@ def test_streaming_llm_has_two_partly_dead_blocks_at_most(sinks: int):
     assert (steps["dead_slots"] <= 2 * 15 * steps["running"]).all()
 
 
+@pytest.mark.parametrize("size", [4, 16, 64])
+def test_streaming_llm_block_by_block(size: int):
+    """Counted on the blocks themselves; other policies leave more."""
+    found = {}
+    for policy in ("streaming_llm:sinks=5", "h2o", "random"):
+        partly = Partly()
+        engine(trace(*[(0, 700 + k, 100) for k in range(4)]), observer=partly, policy=policy, budget=0.4,
+               reclaimer="naive", block_size=size, attention="synthetic").run()  # fmt: skip
+        assert len(partly.counts) == 4 * 99
+        found[policy] = max(partly.counts)
+    assert found["streaming_llm:sinks=5"] == 2
+    assert min(found["h2o"], found["random"]) > 2
+
+
 @pytest.mark.parametrize("sinks", [0, 4, 21])
 def test_repacking_streaming_llm_wins_two_blocks_at_most(sinks: int):
     options: dict[str, Any] = {"policy": f"streaming_llm:sinks={sinks}", "budget": 0.4}
@@ -161,6 +200,67 @@ def test_one_slot_a_block_knows_no_fragmentation(policy: str):
     assert not outcome.steps["dead_slots"].any()
     assert not outcome.steps["tail_slots"].any()
     assert outcome.summary["blocks_freed_by_death"] == outcome.summary["tokens_evicted"] > 0
+
+
+@pytest.mark.parametrize("policy", DECIDES)
+def test_one_slot_a_block_leaves_nothing_to_repack(policy: str):
+    requests = [(0, 100 + 20 * k, 60) for k in range(6)]
+    _, outcome = watched(*requests, policy=policy, budget=0.5, reclaimer=ALWAYS, headroom=100, block_size=1)
+    assert outcome.summary["repack_launches"] == outcome.summary["tokens_moved"] == 0
+
+
+@pytest.mark.parametrize("policy", DECIDES)
+def test_steady_decode_kills_one_token_for_each_that_it_writes(policy: str):
+    """Under a fixed budget; so the ideal holds the same blocks for ever, and dead slots come at one a step."""
+    budget, steps = 96, 80
+    _, ideal = watched((0, 200, steps), policy=policy, budget=1.0, budget_tokens=budget, reclaimer="ideal")
+    _, naive = watched((0, 200, steps), policy=policy, budget=1.0, budget_tokens=budget, reclaimer="naive")
+    for outcome in (ideal, naive):
+        # A step's row has what died as the step before ended.
+        assert outcome.steps["evicted"].tolist() == [0, 200 - budget] + [1] * (steps - 2)
+        assert (outcome.steps["live_slots"][1:] == budget + 1).all()
+    assert (ideal.steps["used_blocks"][1:] == math.ceil((budget + 1) / 16)).all()
+    assert (naive.steps["used_blocks"] >= ideal.steps["used_blocks"]).all()
+
+
+# -- bytes and seconds -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "kv_heads", "head_dim"),
+    [("llama-3.1-8b", 32, 8, 128), ("llama-3.2-1b", 16, 8, 64), ("qwen2.5-14b", 48, 8, 128), ("opt-13b", 40, 40, 128)],
+)
+def test_bytes_of_a_token(model: str, layers: int, kv_heads: int, head_dim: int):
+    """K and V of all layers; the pool holds as many blocks as fit into what is left of the device."""
+    size = 2 * layers * kv_heads * head_dim * 2
+    assert get_model(model).kv_bytes_per_token == size
+    one, two = (kv_blocks(get_model(model), get_hardware("h100"), 16, share) for share in (0.5, 0.9))
+    gained = 0.4 * get_hardware("h100").memory_bytes
+    assert (two - one) * 16 * size == pytest.approx(gained, abs=16 * size)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.25])
+def test_moving_a_thousand_tokens_takes_61_us_at_least(share: float):
+    """Llama-3.1-8B on an H200: 2 x 131,072 bytes a token, read and written, at 4.3 TB/s; and so in a whole run."""
+    result = simulate(
+        SimConfig(
+            hardware="h200",
+            policy="random",
+            budget=0.5,
+            reclaimer=ALWAYS,
+            kv_blocks=4000,
+            copy_cost=f"bandwidth:launch_s=0,share={share}",
+        ),
+        trace(*[(0, 1000 + k, 40) for k in range(8)]),
+    )
+    copied = result.summary["tokens_copied"]
+    alone_s = copied * 2 * 131_072 / 4.3e12
+    assert copied > 1000
+    assert alone_s == pytest.approx(61e-9 * copied, rel=0.01)
+    # There is a step beside each of them, which leaves a copy its share of the bandwidth.
+    assert result.summary["copy_time_s"] == pytest.approx(alone_s / share, rel=0.01)
+    # Steps wait for no more than the work there is, and for most of it: they are bound by memory too.
+    assert 0.5 * alone_s < result.summary["copy_delay_s"] < 1.01 * alone_s
 
 
 # -- bounds and pairs --------------------------------------------------------------------------------------------------
@@ -197,9 +297,14 @@ def test_ideal_is_not_beaten_and_naive_beats_nobody(policy: str):
     assert deaths["naive"] == deaths[ALWAYS] == deaths["vtoken"] == deaths["ideal"]
     assert sum(map(len, deaths["naive"].values())) == runs["naive"][1].summary["tokens_evicted"] > 1000
     seen = {name: watch.seen for name, (watch, _) in runs.items()}
+    more = 0
     for key, (blocks, live) in seen["ideal"].items():
         assert blocks == math.ceil(live / 16)
-        assert blocks <= seen[ALWAYS][key][0] <= seen["naive"][key][0]
+        assert blocks <= seen[ALWAYS][key][0] <= seen["naive"][key][0] + 1
+        more += seen[ALWAYS][key][0] > seen["naive"][key][0]
+    # No law forbids it: a block that dies while a copy reads it stays until the fence, and tokens that were packed
+    # together need not die together. It is seldom.
+    assert more <= len(seen["ideal"]) / 100
     for name in (ALWAYS, "naive"):
         for column in ("retained_blocks", "retained_blocks_peak", "retained_blocks_finish"):
             better, worse = runs["ideal"][1].requests[column], runs[name][1].requests[column]
@@ -216,37 +321,3 @@ def test_another_seed_means_other_deaths_and_the_same_number():
     first, second = (run_all("random", budget=0.4, seed=seed)["naive"][1] for seed in (0, 1))
     assert (first.requests["tokens_evicted"] == second.requests["tokens_evicted"]).all()
     assert deaths_of(first) != deaths_of(second)
-
-
-# -- queues ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
-def test_one_at_a_time_waits_as_in_m_d_1(load: float):
-    """Poisson arrivals, one server, constant service time D: the mean wait is load * D / (2 * (1 - load))."""
-    n, service = 8_000, 0.010
-    gaps = stream(0, "m_d_1").exponential(service / load, n)
-    arrival = np.rint(np.cumsum(gaps) * 1e9).astype(np.int64)
-    outcome = engine(trace(*((int(t), 5, 10) for t in arrival)), max_num_seqs=1).run()
-    wait = outcome.requests["queue_s"]
-    expected = load * service / (2 * (1 - load))
-    # Waits of neighbours are alike: batches of 200 are compared.
-    batches = wait.reshape(-1, 200).mean(axis=1)
-    assert abs(wait.mean() - expected) < 4 * batches.std(ddof=1) / math.sqrt(len(batches))
-    assert wait.mean() == pytest.approx(expected, rel=0.15)
-    steps = outcome.steps
-    assert (steps["running"] == 1).all()
-    assert outcome.summary["steps"] == 10 * n
-
-
-def test_littles_law_holds_for_running_requests():
-    """Levels are weighted by time, idle time too: mean running x makespan is the sum of the times that requests ran."""
-    draw = stream(4, "little")
-    columns = draw.integers(0, 10**9, 60), draw.integers(1, 300, 60), draw.integers(1, 50, 60)
-    requests = sorted(zip(*columns, strict=True))
-    outcome = engine(trace(*requests), step="linear:base_s=0.002,per_token_s=1e-5").run()
-    ran = outcome.requests["e2e_s"] - outcome.requests["queue_s"]
-    steps = outcome.steps
-    assert (steps["running"] * steps["dt_s"]).sum() == pytest.approx(ran.sum())
-    assert outcome.summary["mean_running"] == pytest.approx(ran.sum() / outcome.summary["makespan_s"])

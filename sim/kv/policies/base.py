@@ -36,6 +36,11 @@ class EvictionPolicy:
     """False for a policy under which nothing ever dies."""
     attends: ClassVar[bool] = False
     """True if it looks at attention."""
+    compares: ClassVar[bool] = False
+    """True if it looks at how alike keys are."""
+    every: ClassVar[int] = 1
+    """Decode steps from one eviction to the next; if more than 1, nothing dies at the end of the prompt, and a request
+    may hold more than its budget in between."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Names of its per-token columns; 0 for a token just written."""
 
@@ -60,7 +65,7 @@ class EvictionPolicy:
         victims : int64[V]
             Cells, request by request, ascending inside one.
         counts : int64[B]
-            How many of them belong to each request.
+            How many of them belong to each request; for one whose turn has not come (:attr:`every`) none.
         """
         raise NotImplementedError
 
@@ -167,5 +172,5 @@ def _argmin(bits: np.ndarray) -> int:
 policies: Registry[EvictionPolicy] = Registry(
     "policy",
     "vtoken.policies",
-    tuple(f"sim.kv.policies.{name}" for name in ("full", "random", "streaming_llm", "h2o", "scissorhands")),
+    tuple(f"sim.kv.policies.{name}" for name in ("full", "random", "streaming_llm", "h2o", "scissorhands", "r_kv")),
 )

@@ -34,6 +34,8 @@ class Reclaimer:
     """False for a reclaimer under which nothing may die."""
     needs_headroom: ClassVar[bool] = False
     """True if it needs free destination blocks that nobody else may take."""
+    keep_blocks: int = 0
+    """Blocks that a request does not give back while it runs, though nothing lives in them."""
 
     def after_step(self, cache: KVCache, rows: NDArray[np.int64], pressure: Pressure, busy: bool) -> list[RepackPlan]:
         """Look at the cache after the deaths of a step, and plan repacks.
@@ -56,7 +58,19 @@ class Reclaimer:
         """
         return []
 
+    def repack_now(self, cache: KVCache, rows: NDArray[np.int64]) -> tuple[int, int]:
+        """Repack in place, while nothing runs; asked after the deaths of a step, before :meth:`after_step`.
+
+        Returns
+        -------
+        tuple of int
+            Requests that were repacked, and tokens that moved. The next step waits for their copy.
+        """
+        return 0, 0
+
 
 reclaimers: Registry[Reclaimer] = Registry(
-    "reclaimer", "vtoken.reclaimers", tuple(f"sim.kv.reclaim.{name}" for name in ("none", "naive", "vtoken", "ideal"))
+    "reclaimer",
+    "vtoken.reclaimers",
+    tuple(f"sim.kv.reclaim.{name}" for name in ("none", "naive", "vtoken", "sync", "ideal")),
 )

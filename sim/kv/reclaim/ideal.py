@@ -17,7 +17,11 @@ __all__ = ["Ideal"]
 @reclaimers.register("ideal")
 @dataclass(frozen=True, slots=True)
 class Ideal(Reclaimer):
-    """Every request holds ceil(live / block size) blocks after every step, at no cost and at once."""
+    """Every request holds ceil(live / block size) blocks after every step, at no cost and at once.
+
+    Blocks that requests share stay as they are, and what lies between two of them is packed by itself. So with a prefix
+    cache it is the bound for reclaimers that leave shared blocks alone.
+    """
 
     def after_step(self, cache: KVCache, rows: NDArray[np.int64], pressure: Pressure, busy: bool) -> list[RepackPlan]:
         """Pack the requests that have dead slots."""

@@ -37,6 +37,10 @@ class VToken(Reclaimer):
         are pressure too.
     repack_when
         ``pressure``, or ``always``: whenever a block can be won.
+    shared_blocks
+        ``skip`` leaves blocks alone that several requests share, as the paper does. ``copy_out`` has all readers of a
+        run of shared blocks copy their tokens out of it in one launch, where their copies take fewer blocks than the
+        run has (:meth:`KVCache.plan_copy_out`); before requests by themselves. Our extension.
     """
 
     needs_headroom: ClassVar[bool] = True
@@ -44,6 +48,7 @@ class VToken(Reclaimer):
     theta_f: float = 0.25
     low_watermark: float = 0.1
     repack_when: Literal["pressure", "always"] = "pressure"
+    shared_blocks: Literal["skip", "copy_out"] = "skip"
 
     def __post_init__(self) -> None:
         for name in ("theta_f", "low_watermark"):
@@ -64,12 +69,17 @@ class VToken(Reclaimer):
             if slots == 0 or 1 - int(header[H.LIVE]) / slots <= self.theta_f:
                 return []
             wanted = max(0, int(2 * low) - cache.pool.available_blocks) + pressure.wanted_blocks
-        gain = np.empty(len(rows), np.int64)
-        if not possible_gain(cache.store.s, rows, gain):
-            return []
         plans: list[RepackPlan] = []
         # What lies above the headroom may serve as destinations too, but not the block that each request may need next.
         room = max(int(header[H.RESERVE]), cache.pool.free_blocks - pressure.running)
+        if self.shared_blocks == "copy_out" and len(cache.store.s.readers):
+            while wanted > 0 and room > 0 and (group := cache.plan_copy_out(rows, room)):
+                plans += group
+                room -= sum(len(plan.destinations) for plan in group)
+                wanted -= sum(plan.gain for plan in group)
+        gain = np.empty(len(rows), np.int64)
+        if not possible_gain(cache.store.s, rows, gain):
+            return plans
         for i in np.argsort(-gain, kind="stable"):
             if gain[i] == 0 or wanted <= 0 or room == 0:
                 break

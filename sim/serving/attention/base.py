@@ -21,6 +21,9 @@ class AttentionModel(Protocol):
     still live. What was evicted does not change what is generated later. Models write only cells of the view's
     requests, and what they write for a request depends on its key, its positions, its length and its own columns, never
     on the other requests of the batch or on where the row lies.
+
+    A model may also have ``similarity(view, out)``, for policies that compare keys: the mean cosine of each live
+    token's key with the request's other live keys.
     """
 
     columns: ClassVar[tuple[str, ...]]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,98 +14,18 @@ from sim.jit import njit
 from sim.kv.view import View
 from sim.serving.attention.base import attention_models
 from sim.serving.attention.bits import mix, row_sum, xor
+from sim.serving.attention.capture import Capture
 
-__all__ = ["Capture", "Recorded"]
+__all__ = ["Recorded"]
 
-_FLOOR = 1e-7
-"""The smallest probability a capture can hold; code 0 stands for it and for less."""
 _AGE_EXPONENT = 0.8
 """How attention to one and the same token falls with its distance, where a prompt query has to be estimated."""
 _SINKS = 4
 """Tokens whose attention does not fall with distance."""
-
-
-@dataclass(frozen=True)
-class Capture:
-    """One recorded sequence, pooled over layers and heads.
-
-    File format: an ``npz`` without pickled objects, with
-
-    - ``P``, ``G``: prompt tokens and generated tokens;
-    - ``attn_u8`` uint8[G, P+G]: attention of decode step g (the query at position P+g), log-quantised:
-      ``p = exp(ln 1e-7 * (1 - code / 255))``, code 0 for nothing;
-    - ``prefill_score_global`` float[P]: column sums of the prompt's attention;
-    - ``prompt_attn_u8`` uint8[R, P], optional: attention of the last R prompt queries in the same code, row ``back``
-      for the query at position P-1-back. ``experiments/00_attention_fit/extend.py`` adds it to a capture.
-    """
-
-    name: str
-    attention: NDArray[np.uint8]
-    """[G, P+G]."""
-    prompt_attention: NDArray[np.uint8]
-    """[R, P]; R is 0 where the file has none."""
-    score: NDArray[np.float32]
-    """[P]."""
-
-    @classmethod
-    def load(cls, path: Path) -> Capture:
-        """Read a file.
-
-        Raises
-        ------
-        InputError
-            If it is missing, is not an npz, is damaged, or an array is missing or has the wrong shape, type or values.
-        """
-        try:
-            with path.open("rb") as file:
-                archive = np.load(file, allow_pickle=False)
-                if not isinstance(archive, np.lib.npyio.NpzFile):
-                    raise InputError(f"{path}: expected an npz archive of attention, got a single array")
-                wanted = {"P", "G", "attn_u8", "prefill_score_global"}
-                missing = sorted(wanted - set(archive.files))
-                if missing:
-                    raise InputError(f"{path}: not a capture: array {missing[0]!r} is missing")
-                arrays: dict[str, NDArray[Any]] = {
-                    name: archive[name] for name in archive.files if name in wanted | {"prompt_attn_u8"}
-                }
-        except InputError:
-            raise
-        except FileNotFoundError:
-            raise InputError(f"{path}: no such file; expected an npz of recorded attention") from None
-        except ValueError as error:
-            what = "it holds pickled objects" if "allow_pickle" in str(error) else str(error)
-            raise InputError(f"{path}: not a readable npz of attention ({what})") from None
-        except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(f"{path}: not a readable npz of attention ({error})") from None
-        return cls._checked(path, arrays)
-
-    @classmethod
-    def _checked(cls, path: Path, arrays: dict[str, NDArray[Any]]) -> Capture:
-        sizes = {}
-        for name in ("P", "G"):
-            value = arrays[name]
-            if value.shape != () or value.dtype.kind not in "iu" or int(value) < 1:
-                raise InputError(f"{path}: {name} must be one whole number of at least 1")
-            sizes[name] = int(value)
-        prompt, generated = sizes["P"], sizes["G"]
-        attention = arrays["attn_u8"]
-        _expect(path, "attn_u8", attention, (generated, prompt + generated), "u", 1)
-        score = arrays["prefill_score_global"]
-        _expect(path, "prefill_score_global", score, (prompt,), "f")
-        if not np.isfinite(score).all() or (score < 0).any() or score.sum() <= 0:
-            raise InputError(f"{path}: prefill_score_global must be finite, not negative, and not all 0")
-        rows = arrays.get("prompt_attn_u8", np.zeros((0, prompt), np.uint8))
-        _expect(path, "prompt_attn_u8", rows, (len(rows) if rows.ndim else 0, prompt), "u", 1)
-        return cls(path.stem, attention, rows, score.astype(np.float32))
-
-
-def _expect(
-    path: Path, name: str, array: NDArray[Any], shape: tuple[int, ...], kind: str, size: int | None = None
-) -> None:
-    if array.shape != shape:
-        raise InputError(f"{path}: {name} must have shape {list(shape)} for its P and G, got {list(array.shape)}")
-    if array.dtype.kind != kind or (size is not None and array.dtype.itemsize != size):
-        raise InputError(f"{path}: {name} must be {'uint8' if kind == 'u' else 'floating point'}, got {array.dtype}")
+_WINDOW = 400
+"""Prompt queries whose estimate is put right by the prompt's column sums."""
+_RIGHT = (0.3, 3.0)
+"""The least and the largest ratio of column sums that is believed."""
 
 
 @attention_models.register("recorded")
@@ -124,29 +42,32 @@ class Recorded:
     - generated token j of g (the newest) is, with r for the row, the capture's generated token j where g = r, and
       j r // g otherwise.
 
-    A capture knows the prompt's column sums but not its rows, unless it has ``prompt_attn_u8``. Without it,
-    :meth:`query` estimates the row of the query ``back`` tokens before the end of the prompt from decode row ``back``
-    (mirrored at the last row), which holds the same tokens' own weights; each token but the first four is made as much
-    heavier as attention falls with distance (as distance**-0.8, which fits seven captures best). So no draw is made,
-    and the same question always has the same answer. Against the true rows of the seven captures of
-    ``../shared/attention``, the estimate costs 2 points of dead / partial / reclaimable blocks on average with TOVA
-    and 4 with Scissorhands right after the prompt; H2O needs no estimate.
+    A capture knows the prompt's column sums but not its rows, unless it, or its file in ``rows``, has
+    ``prompt_attn_u8``. Without, :meth:`query` estimates the row of the query ``back`` tokens before the end of the
+    prompt from decode row ``back`` (mirrored at the last row), which holds the same tokens' own weights. Each token but
+    the first four is made as much heavier as attention falls with distance (as distance**-0.8, which fits seven
+    captures best), and in all rows but the last by the square root of what its column sum has over the estimate's. So
+    no draw is made, and the same question always has the same answer. docs/attention.md says what the estimate costs
+    with TOVA and Scissorhands; H2O needs none.
 
     Parameters
     ----------
     path
         An npz file (see :class:`Capture`), or a folder in which every ``*.npz`` is one.
+    rows
+        The file with the rows that the capture lacks, or a folder with a file of the same name for each capture.
 
     Raises
     ------
     InputError
-        If a file cannot be used, or a folder holds none.
+        If a file cannot be used, a folder holds none, or a capture has no file in ``rows``.
     """
 
     bare_parameter: ClassVar[str] = "path"
     columns: ClassVar[tuple[str, ...]] = ()
 
     path: str
+    rows: str = ""
     captures: tuple[Capture, ...] = field(init=False, repr=False, compare=False)
     _store: _Store = field(init=False, repr=False, compare=False)
 
@@ -156,7 +77,10 @@ class Recorded:
         files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         if not files:
             raise InputError(f"{path}: no *.npz of recorded attention in this folder")
-        captures = tuple(Capture.load(file) for file in files)
+        rows = Path(self.rows)
+        captures = tuple(
+            Capture.load(file, (rows / file.name if rows.is_dir() else rows) if self.rows else None) for file in files
+        )
         object.__setattr__(self, "captures", captures)
         object.__setattr__(self, "_store", _Store.of(captures))
 
@@ -175,10 +99,20 @@ class Recorded:
     def query(self, view: View, back: int, out: NDArray[np.float32]) -> None:
         """Write a prompt query's attention: recorded where the file has it, else estimated (see the class)."""
         longest = int(view.length.max(initial=1)) + int(self._store.sizes[:, :2].sum(axis=1).max())
-        decay = (np.arange(1, longest + 2) ** -_AGE_EXPONENT).astype(np.float32)
+        decay = _decay(longest)
         store = self._store
         _query(
-            view.key, view.start, view.n, view.length, view.position, back, store.sizes, store.codes, decay, _CODES, out
+            view.key,
+            view.start,
+            view.n,
+            view.length,
+            view.position,
+            back,
+            store.sizes,
+            store.attention,
+            decay,
+            store.right,
+            out,
         )
 
     def attend(self, view: View, out: NDArray[np.float32]) -> None:
@@ -192,14 +126,9 @@ class Recorded:
             view.prompt,
             view.position,
             store.sizes,
-            store.codes,
-            _CODES,
+            store.attention,
             out,
         )
-
-
-_CODES = np.exp(np.log(_FLOOR) * (1 - np.arange(256) / 255)).astype(np.float32)
-_CODES[0] = 0
 
 
 @dataclass(frozen=True)
@@ -207,21 +136,66 @@ class _Store:
     """All captures in three arrays, so that one kernel call serves a batch that replays many."""
 
     sizes: NDArray[np.int64]
-    """[captures, 6]: P, G, R, then where in ``codes`` the decode and prompt rows begin, and where in ``scores``."""
-    codes: NDArray[np.uint8]
+    """[captures, 6]: P, G, R, then where in ``attention`` the decode and prompt rows begin, and where in the others."""
+    attention: NDArray[np.float32]
     scores: NDArray[np.float32]
+    right: NDArray[np.float32]
+    """What puts an estimated prompt row right, for each token of each prompt."""
 
     @classmethod
     def of(cls, captures: tuple[Capture, ...]) -> _Store:
         sizes = np.zeros((len(captures), 6), np.int64)
-        code = score = 0
+        cell = score = 0
         for i, capture in enumerate(captures):
             prompt, generated, rows = len(capture.score), len(capture.attention), len(capture.prompt_attention)
-            sizes[i] = prompt, generated, rows, code, code + capture.attention.size, score
-            code += capture.attention.size + capture.prompt_attention.size
+            sizes[i] = prompt, generated, rows, cell, cell + capture.attention.size, score
+            cell += capture.attention.size + capture.prompt_attention.size
             score += prompt
-        codes = [array.ravel() for c in captures for array in (c.attention, c.prompt_attention)]
-        return cls(sizes, np.concatenate(codes), np.concatenate([c.score for c in captures]))
+        attention = [array.ravel() for c in captures for array in (c.attention, c.prompt_attention)]
+        return cls(
+            sizes,
+            np.concatenate(attention),
+            np.concatenate([c.score for c in captures]),
+            np.concatenate([_put_right(c) for c in captures]),
+        )
+
+
+def _put_right(capture: Capture) -> NDArray[np.float32]:
+    """Return float32[P]: the square root of a token's column sum over what the estimated prompt rows add up to."""
+    prompt, generated = len(capture.score), len(capture.attention)
+    window = min(_WINDOW, prompt)
+    estimated = np.zeros(prompt)
+    sizes = np.array([[prompt, generated, 0, 0, 0, 0]], np.int64)
+    row, one = np.zeros(prompt, np.float32), np.ones(1, np.int64)
+    for back in range(window):
+        _query(
+            np.zeros(1, np.uint64),
+            0 * one,
+            prompt * one,
+            prompt * one,
+            np.arange(prompt, dtype=np.int32),
+            back,
+            sizes,
+            capture.attention.ravel(),
+            _decay(2 * prompt + generated),
+            np.ones(prompt, np.float32),
+            row,
+        )
+        estimated += row
+    # A column sum is of all queries that came after the token: take the share of the last ones by the law of decay.
+    seen = prompt - np.arange(prompt)
+    law = np.concatenate([[0.0], np.cumsum(np.arange(1, prompt + 1) ** -_AGE_EXPONENT)])
+    share = (law[seen] - law[np.maximum(seen - window, 0)]) / law[seen]
+    share[:_SINKS] = window / np.maximum(seen[:_SINKS], window)
+    ratio = capture.score * share / np.maximum(estimated, 1e-12)
+    right: NDArray[np.float32] = np.sqrt(np.clip(ratio, *_RIGHT)).astype(np.float32)
+    return right
+
+
+def _decay(longest: int) -> NDArray[np.float32]:
+    """Return the attention to a token by its distance, up to ``longest``."""
+    decay: NDArray[np.float32] = (np.arange(1, longest + 2) ** -_AGE_EXPONENT).astype(np.float32)
+    return decay
 
 
 @njit
@@ -268,8 +242,7 @@ def _replay(
     prompt: NDArray[np.int64],
     position: NDArray[np.int32],
     sizes: NDArray[np.int64],
-    codes: NDArray[np.uint8],
-    values: NDArray[np.float32],
+    attention: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> None:
     for i in range(len(start)):
@@ -277,7 +250,7 @@ def _replay(
         recorded, steps = size[0], size[1]
         step = max(length[i] - 1 - prompt[i], 0)
         row = _mirrored(step, steps // 2, steps - 1)
-        seen = codes[size[3] + row * (recorded + steps) : size[3] + (row + 1) * (recorded + steps)]
+        seen = attention[size[3] + row * (recorded + steps) : size[3] + (row + 1) * (recorded + steps)]
         where = position[start[i] : start[i] + n[i]]
         answer = out[start[i] : start[i] + n[i]]
         for j in range(len(where)):
@@ -288,7 +261,7 @@ def _replay(
                 source = recorded + at - prompt[i]
             else:
                 source = recorded + (at - prompt[i]) * row // step
-            answer[j] = values[seen[source]]
+            answer[j] = seen[source]
         _normalise(answer, np.float32(1))
 
 
@@ -301,9 +274,9 @@ def _query(
     position: NDArray[np.int32],
     back: int,
     sizes: NDArray[np.int64],
-    codes: NDArray[np.uint8],
+    attention: NDArray[np.float32],
     decay: NDArray[np.float32],
-    values: NDArray[np.float32],
+    right: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> None:
     for i in range(len(start)):
@@ -317,18 +290,20 @@ def _query(
         if visible == 0:
             continue
         if back < size[2]:
-            seen = codes[size[4] + back * recorded : size[4] + (back + 1) * recorded]
+            seen = attention[size[4] + back * recorded : size[4] + (back + 1) * recorded]
             for j in range(visible):
-                answer[j] = values[seen[_in_prompt(where[j], length[i], recorded)]]
+                answer[j] = seen[_in_prompt(where[j], length[i], recorded)]
         else:
             row = _mirrored(back, 0, steps - 1)
-            seen = codes[size[3] + row * (recorded + steps) : size[3] + (row + 1) * (recorded + steps)]
+            seen = attention[size[3] + row * (recorded + steps) : size[3] + (row + 1) * (recorded + steps)]
             for j in range(visible):
                 source = _in_prompt(where[j], length[i], recorded)
                 nearer = np.float32(1)
                 if source >= _SINKS:
                     nearer = decay[query - where[j]] / decay[recorded + row - source]
-                answer[j] = values[seen[source]] * nearer
+                if back > 0:
+                    nearer *= right[size[5] + source]
+                answer[j] = seen[source] * nearer
         _normalise(answer[:visible], np.float32(1))
 
 

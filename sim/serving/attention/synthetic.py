@@ -20,6 +20,7 @@ from sim.jit import njit
 from sim.kv.view import View
 from sim.serving.attention.base import attention_models
 from sim.serving.attention.bits import add, band, bits_of, mix, mul, row_sum, shr, signed, sub, truncated_float, xor
+from sim.serving.attention.keys import similarity
 
 __all__ = ["Synthetic"]
 
@@ -34,10 +35,17 @@ _BYTES_MEAN = 4 * 255 / 2
 _BYTES_STD = math.sqrt(4 * (256**2 - 1) / 12)
 _REACH = 4 * 255 / 2 / _BYTES_STD
 """How many standard deviations a sum of four bytes can be from its mean."""
+_HALVES_MEAN = 65535.0
+_HALVES_STD = math.sqrt(2 * (65536.0**2 - 1) / 12)
+"""Of the sum of the two halves of a hash, which is drawn where a sum of four bytes would cost more."""
+_SECOND_SCORE = 8
+"""How much more the second sink has at the end of the prompt than another token would in its place."""
 
 # What each draw is for: two draws for the same token and query must not be the same number.
 _FOR_WEIGHT, _FOR_SCORE, _FOR_SCORE_REGION = np.uint32(0x243F6A88), np.uint32(0x13198A2E), np.uint32(0x03707344)
 _FOR_REGION, _FOR_TOKEN, _FOR_ROW = np.uint32(0xA4093822), np.uint32(0x299F31D0), np.uint32(0x082EFA98)
+_FOR_HEAVY, _FOR_TEXT, _FOR_STRENGTH = np.uint32(0xEC4E6C89), np.uint32(0x452821E6), np.uint32(0x38D01377)
+_FOR_WIDTH = np.uint32(0xBE5466CF)
 _SPREAD = np.uint32(0x9E3779B1)
 
 
@@ -46,15 +54,16 @@ _SPREAD = np.uint32(0x9E3779B1)
 class Synthetic:
     """Attention pooled over layers and heads, fitted to SmolLM2-135M (docs/attention.md has the fit and its misses).
 
-    Token 0 is the sink. The others share the rest in proportion to::
+    Token 0 is the sink, and a token among the next 4 to 235 a second one. The others share the rest in proportion to::
 
         exp(weight[i] + noise[i, t]) / (age + age_offset) ** slope[t]
 
-    ``weight`` belongs to the token for ever: skewed, a little alike within segments of 8 tokens, larger near the start.
-    ``noise`` has a part that neighbouring tokens share for some queries (the passage the model is reading), and a part
-    of the token's own; it has a floor, because a token's attention jumps up more than it drops. ``slope`` varies from
-    query to query. Powers of two and logarithms are taken with a straight line between neighbouring octaves: within
-    6 % of the exact value, less than the noise by a factor of five.
+    ``weight`` belongs to the token for ever: skewed, a little alike within segments of 8 tokens, larger near the start,
+    and for a few tokens much larger. ``noise`` has a part that neighbouring tokens share for some queries (the passage
+    the model is reading), stronger in some texts and at some times than in others, and a part of the token's own, which
+    now and then jumps. What is below a floor is cut, because a token's attention jumps up more than it drops.
+    ``slope`` varies from query to query. Powers of two and logarithms are taken with a straight line between
+    neighbouring octaves: within 6 % of the exact value, less than the noise by a factor of five.
 
     The score at the end of the prompt is a distribution of its own (column sums are far smoother than rows)::
 
@@ -71,45 +80,59 @@ class Synthetic:
 
     sink_share: float = 0.31
     """Attention on token 0, as long as it lives."""
-    age_exponent: float = 0.973
+    second_share: float = 0.307
+    """Of what is left, attention on the second sink, as long as it lives."""
+    age_exponent: float = 1.02
     """Mean power of the decay with distance."""
-    age_offset: float = 0.3
+    age_offset: float = 0.13
     """Tokens; above 0."""
-    row_sigma: float = 0.117
+    row_sigma: float = 0.113
     """Standard deviation of the power from query to query."""
-    weight_sigma: float = 0.464
+    weight_sigma: float = 0.384
     """Of the tokens' own weight."""
-    weight_skew: float = 0.341
+    weight_skew: float = 0.0757
     """Of ``z + skew (z**2 - 1)``: 0 is symmetric."""
-    weight_cluster: float = 0.356
+    weight_cluster: float = 0.453
     """Share of the variance of the weight that a segment of 8 tokens has in common."""
-    start_boost: float = 0.921
+    heavy_share: float = 0.0366
+    """Share of tokens that are heavy."""
+    heavy_weight: float = 1.46
+    """Logarithm of the factor by which they weigh more."""
+    start_boost: float = 1.43
     """Logarithm of the factor by which the first tokens weigh more."""
-    start_tokens: float = 223.092
+    start_tokens: float = 199.0
     """Position at which half of that is left."""
-    region_sigma: float = 0.673
+    region_sigma: float = 0.893
     """Of the noise that a region shares."""
-    region_bits: int = 3
+    region_text: float = 0.364
+    """Of that sigma from request to request, relative: texts differ."""
+    region_time: float = 0.518
+    """The same from period to period."""
+    region_bits: int = 2
     """Width of a region: 2**bits tokens; where regions begin changes with their noise."""
+    region_wide: float = 0.511
+    """Share of periods in which regions are eight times as wide."""
     region_steps_bits: int = 3
-    """The region's noise holds for 2**bits queries."""
-    token_sigma: float = 0.447
+    """The region's noise holds for a period of 2**bits queries."""
+    token_sigma: float = 0.0947
     """Of the noise of a token's own (uniform)."""
-    token_steps_bits: int = 2
+    token_jump: float = 1.52
+    """The most that its square adds: the noise of a token's own is skewed."""
+    token_steps_bits: int = 1
     """The token's noise holds for 2**bits queries."""
-    noise_floor: float = -0.6
+    noise_floor: float = 0.253
     """Lower bound of the sum of both."""
-    score_sigma: float = 0.609
+    score_sigma: float = 0.779
     """Of the score at the end of the prompt."""
-    score_weight: float = 0.475
+    score_weight: float = 0.379
     """Correlation of the score's noise with the weight."""
-    score_region: float = 0.274
+    score_region: float = 0.311
     """Share of the rest of its variance that neighbours have in common."""
-    score_region_memory: float = 0.913
+    score_region_memory: float = 0.857
     """Correlation of that share between neighbours (AR(1) along the prompt)."""
     score_offset: float = 1.7
     """Tokens; at least 1."""
-    score_exponent: float = 1.561
+    score_exponent: float = 1.29
     """Power of the logarithm of the age."""
 
     columns: ClassVar[tuple[str, ...]] = (_WEIGHT,)
@@ -126,15 +149,16 @@ class Synthetic:
                     f"attention model 'synthetic': {field.name} must be between {low:g} and {high:g}, got {value:g}"
                 )
         z = _REACH * (math.sqrt(self.weight_cluster) + math.sqrt(1 - self.weight_cluster))
-        weight = self.weight_sigma * (z + self.weight_skew * z * z) + self.start_boost
-        noise = _REACH * self.region_sigma + math.sqrt(3) * self.token_sigma
+        weight = self.weight_sigma * (z + self.weight_skew * z * z) + self.start_boost + self.heavy_weight
+        region = self.region_sigma * (1 + _REACH * self.region_text) * (1 + _REACH * self.region_time)
+        noise = math.sqrt(6) * region + math.sqrt(3) * self.token_sigma + self.token_jump
         decay = 22 * (self.age_exponent + _REACH * self.row_sigma)
         if max(weight + noise + decay, _REACH * 3 * self.score_sigma) > 85:
             raise InputError("attention model 'synthetic': weights, noise and decay together exceed a float32 (e**85)")
 
     @functools.cached_property
     def _weights(self) -> NDArray[np.float32]:
-        """[6]: what :func:`_weight` takes."""
+        """[8]: what :func:`_weight` takes."""
         sigma = self.weight_sigma / math.sqrt(1 + 2 * self.weight_skew**2)
         return np.array(
             [
@@ -144,18 +168,32 @@ class Synthetic:
                 math.sqrt(1 - self.weight_cluster),
                 self.start_boost * _LOG2_E * _OCTAVE,
                 1 / self.start_tokens,
+                self.heavy_share * 2**24,
+                self.heavy_weight * _LOG2_E * _OCTAVE,
             ],
             np.float32,
         )
 
     @functools.cached_property
     def _rows(self) -> NDArray[np.float32]:
-        """[7]: what :func:`_attend` takes; noise is scaled to the raw sums of bytes and the raw hashes."""
-        region = self.region_sigma * _LOG2_E * _OCTAVE / _BYTES_STD
-        token = self.token_sigma * _LOG2_E * _OCTAVE * math.sqrt(12) / 2**32
-        floor = self.noise_floor * _LOG2_E * _OCTAVE + region * _BYTES_MEAN
+        """[12]: what :func:`_attend` takes; noise is scaled to the raw sums of halves and the raw hashes."""
+        unit = _LOG2_E * _OCTAVE
         return np.array(
-            [self.sink_share, self.age_exponent, self.row_sigma, self.age_offset, region, token, floor], np.float32
+            [
+                self.sink_share,
+                self.age_exponent,
+                self.row_sigma,
+                self.age_offset,
+                self.region_sigma * unit / _HALVES_STD,
+                self.region_text,
+                self.region_time,
+                self.region_wide * 2**24,
+                self.token_sigma * unit * math.sqrt(12) / 2**32,
+                self.token_jump * unit / 2**62,
+                self.noise_floor * unit,
+                self.second_share,
+            ],
+            np.float32,
         )
 
     @functools.cached_property
@@ -165,7 +203,7 @@ class Synthetic:
 
     @functools.cached_property
     def _scores(self) -> NDArray[np.float32]:
-        """[5]: what :func:`_accumulate` takes."""
+        """[6]: what :func:`_accumulate` takes."""
         sigma = self.score_sigma * _LOG2_E * _OCTAVE
         rest = sigma * math.sqrt(1 - self.score_weight**2)
         # The weight column is in octaves already; a weight that does not vary has nothing to say about the score.
@@ -177,9 +215,14 @@ class Synthetic:
                 rest * math.sqrt(self.score_region),
                 rest * math.sqrt(1 - self.score_region),
                 self.score_region_memory,
+                _SECOND_SCORE if self.second_share else 1,
             ],
             np.float32,
         )
+
+    def similarity(self, view: View, out: NDArray[np.float32]) -> None:
+        """Write how alike the keys are (:mod:`sim.serving.attention.keys`; not fitted)."""
+        similarity(view, out)
 
     def begin(self, view: View) -> None:
         """Give every token its weight."""
@@ -230,6 +273,7 @@ class Synthetic:
 
 _LIMITS = {
     "sink_share": (0.0, 0.999),
+    "second_share": (0.0, 0.999),
     "age_offset": (1e-3, 1e6),
     "weight_cluster": (0.0, 1.0),
     "start_boost": (-20.0, 20.0),
@@ -237,7 +281,9 @@ _LIMITS = {
     "region_bits": (0, 16),
     "region_steps_bits": (0, 16),
     "token_steps_bits": (0, 16),
-    "noise_floor": (-100.0, 0.0),
+    "noise_floor": (-100.0, 10.0),
+    "heavy_share": (0.0, 1.0),
+    "region_wide": (0.0, 1.0),
     "score_weight": (-1.0, 1.0),
     "score_region": (0.0, 1.0),
     "score_region_memory": (0.0, 0.999),
@@ -271,6 +317,12 @@ def _normal(h: np.uint32) -> np.float32:
 
 
 @njit
+def _happens(h: np.uint32, share: np.float32) -> bool:
+    """Return whether a thing happens that does so in ``share`` of 2**24 cases."""
+    return bool(signed(shr(h, np.uint32(8))) < share)
+
+
+@njit
 def _weight(seed: np.uint32, position: np.uint32, w: NDArray[np.float32]) -> np.float32:
     """Return a token's weight as the bit pattern of its value: a function of the request and the position alone."""
     # Segments begin at a place of the request's own, so that they are not blocks.
@@ -280,7 +332,28 @@ def _weight(seed: np.uint32, position: np.uint32, w: NDArray[np.float32]) -> np.
     z = w[2] * shared + w[3] * own
     boost = w[4] / (np.float32(1) + signed(position) * w[5])
     weight: np.float32 = w[0] * (z + w[1] * (z * z - np.float32(1))) + boost + _ONE
+    if _happens(mix(xor(mul(position, np.uint32(0x27D4EB2F)), add(seed, _FOR_HEAVY))), w[6]):
+        weight += w[7]
     return weight
+
+
+@njit
+def _second(seed: np.uint32, where: NDArray[np.int32]) -> int:
+    """Return which of these tokens is the second sink; -1 if it is dead, not yet there, or alone."""
+    position = 4 + np.int64(shr(mul(shr(seed, np.uint32(16)), np.uint32(232)), np.uint32(16)))
+    # Positions ascend, so it is no further than where it would be if nothing before it had died.
+    low, high = 0, min(position - where[0], len(where) - 1)
+    if len(where) < 2 or high < 0:
+        return -1
+    if where[high] == position:
+        return int(high)
+    while low < high:
+        middle = (low + high) // 2
+        if where[middle] < position:
+            low = middle + 1
+        else:
+            high = middle
+    return int(low) if where[low] == position else -1
 
 
 @njit
@@ -338,8 +411,11 @@ def _accumulate(
             score[0] = length
         else:
             score[0] = sink * length
-            others = score[1:]
-            scale = (length - score[0]) / row_sum(others)
+            others, left = score[1:], length - score[0]
+            second = _second(_seed(key[row], _FOR_ROW), where[1:])
+            if second >= 0:
+                others[second] *= s[5]
+            scale = left / row_sum(others)
             others *= scale
 
 
@@ -360,7 +436,7 @@ def _attend(
     total: NDArray[np.float32],
 ) -> None:
     add_up = len(total) > 0
-    sink, exponent, row_sigma, offset, by_region, by_token, floor = r[0], r[1], r[2], r[3], r[4], r[5], r[6]
+    sink, exponent, row_sigma, offset, by_token, by_jump = r[0], r[1], r[2], r[3], r[8], r[9]
     for row in range(len(start)):
         first, end = start[row], start[row] + n[row]
         now = length[row] - 1 - back
@@ -388,9 +464,17 @@ def _attend(
         shift = band(shr(region, np.uint32(8)), np.uint32(0xFFFF))
         seed = _seed(key[row], _FOR_TOKEN)
         token = mix(add(seed, shr(add(query, band(seed, np.uint32(0xFFFF))), steps[2])))
-        slope = exponent + row_sigma * _normal(mix(add(_seed(key[row], _FOR_ROW), query)))
-        base = slope * _ONE - by_region * np.float32(_BYTES_MEAN)
+        of_row = _seed(key[row], _FOR_ROW)
+        slope = exponent + row_sigma * _normal(mix(add(of_row, query)))
+        by_text = np.float32(1) + r[5] * _normal(mix(xor(of_row, _FOR_TEXT)))
+        by_time = np.float32(1) + r[6] * _normal(mix(add(region, _FOR_STRENGTH)))
+        by_region = r[4] * max(np.float32(0), by_text) * max(np.float32(0), by_time)
+        middle = by_region * np.float32(_HALVES_MEAN)
+        floor = r[10] + middle
+        base = slope * _ONE - middle
         width = steps[0]
+        if _happens(mix(add(region, _FOR_WIDTH)), r[7]):
+            width = add(width, np.uint32(3))
         where, weights, answer = position[first:end], weight[first:end], out[first:end]
         # The hot loop: no branch, no call, nothing wider than 32 bits (bits.py), so it runs on whole vectors.
         for i in range(len(answer)):
@@ -398,19 +482,27 @@ def _attend(
             h = add(mul(shr(add(at, shift), width), _SPREAD), region)
             h = mul(xor(h, shr(h, np.uint32(15))), np.uint32(0x85EBCA6B))
             h = xor(h, shr(h, np.uint32(13)))
-            pairs = add(band(h, np.uint32(0x00FF00FF)), band(shr(h, np.uint32(8)), np.uint32(0x00FF00FF)))
-            four = shr(mul(pairs, np.uint32(0x00010001)), np.uint32(16))
+            halves = signed(add(band(h, np.uint32(0xFFFF)), shr(h, np.uint32(16))))
             g = mul(xor(h, add(mul(at, np.uint32(0xC2B2AE35)), token)), np.uint32(0x27D4EB2F))
-            g = xor(g, shr(g, np.uint32(16)))
-            noise = by_region * signed(four) + by_token * signed(g)
+            own = signed(xor(g, shr(g, np.uint32(16))))
+            noise = by_region * halves + (by_token + by_jump * own) * own
             noise = noise if noise > floor else floor
             distance = signed(bits_of(signed(sub(query, at)) + offset))
             answer[i] = truncated_float(weights[i] + noise - slope * distance + base)
-        scale = share / row_sum(answer)
+        second = _second(of_row, where) if r[11] > 0 else -1
+        held = np.float32(0)
+        if second >= 0:
+            held = share * r[11]
+            answer[second] = np.float32(0)
+        scale = (share - held) / row_sum(answer)
         if add_up:
             sums = total[first:end]
             for i in range(len(answer)):
                 answer[i] *= scale
                 sums[i] += answer[i]
+            if second >= 0:
+                sums[second] += held
         else:
             answer *= scale
+        if second >= 0:
+            answer[second] = held

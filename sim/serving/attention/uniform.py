@@ -33,6 +33,10 @@ class Uniform:
         """Write 1 over the number of tokens that query could see."""
         _level(view.start, view.n, view.length - 1 - back, view.position, out)
 
+    def similarity(self, view: View, out: NDArray[np.float32]) -> None:
+        """Write 0: no key is like another."""
+        _level(view.start, np.zeros_like(view.n), view.length - 1, view.position, out)
+
     def attend(self, view: View, out: NDArray[np.float32]) -> None:
         """Write 1 over the number of live tokens."""
         _level(view.start, view.n, view.length - 1, view.position, out)

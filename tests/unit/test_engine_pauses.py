@@ -1,0 +1,129 @@
+"""What everybody waits for between two steps: a stop-the-world repack, and scoring at intervals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.errors import InputError
+from sim.kv.events import Kind
+from sim.study.config import SimConfig
+from sim.study.run import build_engine, simulate
+from tests.support.serving import MS, Steps, engine, recount, trace
+
+THIN: dict[str, Any] = {"policy": "random", "budget": 0.25, "block_size": 4, "logging": True, "reclaimer": "sync"}
+
+
+def test_the_next_step_waits_for_the_copy_and_the_one_after_does_not():
+    """After its prompt of 64 a request keeps 16 tokens; the copy takes 0.5 ms a token with the memory to itself."""
+    outcome = engine(trace((0, 64, 6)), copy="linear:per_token_s=0.001,base_s=0.0002", **THIN).run()
+    moved = int(outcome.steps["moved"][:2].sum())
+    assert moved > 8
+    assert outcome.steps["dt_s"].tolist() == pytest.approx([0.001, 0.001 + 0.0002 + moved * 0.0005, *[0.001] * 4])
+    # Not in the step that ends with the deaths: the tokens it produced are there already.
+    assert outcome.requests["ttft_s"].tolist() == [0.001]
+    summary = outcome.summary
+    assert (summary["repack_launches"], summary["repacks_committed"]) == (1, 1)
+    assert (summary["tokens_copied"], summary["tokens_moved"]) == (moved, moved)
+    assert summary["copy_time_s"] == summary["copy_delay_s"] == pytest.approx(0.0002 + moved * 0.0005)
+    assert summary["makespan_s"] == pytest.approx(0.006 + summary["copy_delay_s"])
+
+
+def test_the_blocks_are_free_for_who_waits_before_the_next_step():
+    """The second request of 12 blocks finds room in the step behind the repack; naive eviction frees none in time."""
+    options = THIN | {"blocks": 20, "copy": "linear:per_token_s=1e-5"}
+    outcome = engine(trace((0, 64, 8), (0, 48, 2)), **options).run()
+    assert outcome.requests["queue_s"].tolist() == [0, 0.001]
+    naive = engine(trace((0, 64, 8), (0, 48, 2)), **(options | {"reclaimer": "naive"})).run()
+    assert naive.requests["queue_s"][1] > 0.002
+
+
+@pytest.mark.parametrize("keep_blocks", [0, 6])
+@pytest.mark.parametrize("logging", [False, True])  # tokens are written by another kernel where events are kept
+def test_counts_are_right_at_every_step(keep_blocks: int, logging: bool):
+    class Look(Steps):
+        def applied(self, engine: Any, finished: int) -> None:
+            del finished
+            recount(engine.cache)
+            for row in engine.scheduler.running[: engine.scheduler.num_running].tolist():
+                record = engine.cache.store.s.rows[row]
+                assert -(-record["written"] // 4) == -(-record["live"] // 4), "packed after every step"
+
+    requests = trace(*((k * MS, 20 + 9 * k, 60 - 3 * k) for k in range(14)))
+    options = THIN | {
+        "reclaimer": f"sync:keep_blocks={keep_blocks}",
+        "policy": "h2o",
+        "budget": 0.4,
+        "logging": logging,
+    }
+    run = engine(requests, blocks=70, observer=Look(20_000), copy="linear:per_token_s=1e-6", **options)
+    summary = run.run().summary
+    assert summary["finished"] == 14
+    assert summary["preemptions"] > 0
+    assert run.cache.pool.free_blocks == run.cache.pool.usable_blocks
+
+
+def test_a_request_that_keeps_blocks_holds_them_to_its_end():
+    def held(keep_blocks: int) -> list[int]:
+        options = THIN | {"reclaimer": f"sync:keep_blocks={keep_blocks}", "policy": "r_kv:buffer=8,window=2"}
+        outcome = engine(trace((0, 64, 40)), budget_tokens=16, **{**options, "budget": 1.0}).run()
+        return outcome.steps["used_blocks"].astype(int).tolist()
+
+    # The prompt and eight tokens: 18 blocks. Then 16 tokens, which grow by eight each time: 4 blocks to 6.
+    assert held(0) == [16, *[17] * 4, *[18] * 4, *([5] * 4 + [6] * 4) * 3, *[5] * 4, *[6] * 3]
+    assert held(7) == [16, *[17] * 4, *[18] * 4, *[7] * 31]
+
+
+# -- scoring -----------------------------------------------------------------------------------------------------------
+
+BASE = {
+    "trace": "poisson:rate=1e6,n=1,prompt=700,output=400",
+    "model": "qwen2.5-math-7b",
+    "policy": "r_kv",
+    "budget_tokens": 256,
+    "reclaimer": "sync",
+}
+
+
+def steps(**changes: Any) -> np.ndarray:
+    return simulate(SimConfig(**(BASE | changes))).steps["dt_s"]
+
+
+def test_scoring_at_intervals_is_paid_in_the_step_behind_the_round():
+    """Rounds behind the steps that computed generated tokens 128, 256 and 384, over 828 and twice 384 live tokens."""
+    free = steps(step_cost="roofline:score_pair_bytes=0")
+    dear = steps(step_cost="roofline:score_step_s=0.002,score_request_s=0.03,score_pair_bytes=100")
+    longer = dear - free
+    layers, kv_heads = 28, 4
+    pair_s = 100 * layers * kv_heads / 3.35e12
+    want = np.full(400, 0.002)
+    want[0] = 0  # nothing has been done before the first step
+    for step, live in ((129, 828), (257, 384), (385, 384)):
+        want[step] += 0.03 + live**2 * pair_s
+    assert longer == pytest.approx(want, abs=2e-9)
+
+
+def test_who_scores_at_intervals_does_not_read_keys_again_in_every_step():
+    assert (steps(score_reads=0.0) == steps(score_reads=5.0)).all()
+    assert (steps(policy="h2o", score_reads=0.0) < steps(policy="h2o", score_reads=5.0)).all()
+
+
+def test_a_step_cost_that_knows_of_no_scoring_has_it_for_nothing():
+    assert set(steps(step_cost="linear:base_s=0.01,per_token_s=0", copy_cost="linear:per_token_s=0").tolist()) == {0.01}
+
+
+def test_a_policy_that_compares_keys_needs_some(tmp_path: Any):
+    path = tmp_path / "capture.npz"
+    np.savez(path, P=2, G=1, attn_u8=np.full((1, 3), 200, np.uint8), prefill_score_global=np.ones(2))
+    with pytest.raises(InputError, match=r"policy 'r_kv' compares keys, and attention 'recorded' has none"):
+        build_engine(SimConfig(**(BASE | {"attention": f"recorded:{path}"})))
+
+
+def test_a_repack_of_all_is_no_plan():
+    outcome = engine(trace((0, 64, 4)), copy="linear:per_token_s=0", **THIN).run()
+    assert outcome.events is not None
+    kinds = outcome.events.records["kind"]
+    assert (kinds == Kind.PACK).sum() == 1
+    assert not np.isin(kinds, [Kind.PLAN, Kind.COMMIT, Kind.COPIED]).any()
