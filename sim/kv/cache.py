@@ -14,32 +14,23 @@ from numpy.typing import NDArray
 
 from sim.errors import InputError
 from sim.jit import njit
+from sim.kv.arena import CellArena, make_room
 from sim.kv.blocks import BlockPool, Why, emit, free_block, list_block, release_row, unlink
 from sim.kv.events import EVENT, Kind, KVEventLog
+from sim.kv.group import find_group, index_of
+from sim.kv.pack import find_published, pack_rows, packs_into_fewer
 from sim.kv.repack import (
     Group,
     RepackPlan,
     blocks_kept,
     commit,
-    find_group,
     find_window,
-    index_of,
     is_lawful,
     set_aside,
 )
 from sim.kv.state import ROW, H, State, Store
-from sim.kv.tokens import (
-    CellArena,
-    _drop_block,
-    append_tokens,
-    evict_tokens,
-    find_published,
-    lives_in,
-    make_room,
-    pack_rows,
-    packs_into_fewer,
-)
-from sim.kv.view import View
+from sim.kv.tokens import append_tokens, drop_block, evict_tokens, lives_in
+from sim.kv.view import View, fill_view
 
 __all__ = ["KVCache"]
 
@@ -50,25 +41,6 @@ _SHARE = int(Kind.SHARE)
 _NO_ROW = np.zeros(1, ROW)
 _NO_ROW["plan"] = -1
 _UNSETTLED = np.zeros(0, np.bool_)
-
-
-@njit
-def _fill_view(
-    records: np.ndarray, rows: np.ndarray, share: float, tokens: int, out: np.ndarray, key: np.ndarray
-) -> None:
-    """Copy what a :class:`View` needs of each row, and work out the budget."""
-    for i in range(len(rows)):
-        record = records[rows[i]]
-        key[i] = record.key
-        out[0, i] = rows[i]
-        out[1, i] = record.start
-        # Slots are given before they are written; with asynchronous scheduling those of the next step are out already.
-        length = record.computed - record.sched
-        out[2, i] = record.live - record.sched
-        out[3, i] = length
-        out[4, i] = record.decode_from
-        # A hair less, so that 0.1 * 30 = 3.0000000000000004 keeps 3 tokens and not 4.
-        out[5, i] = max(1, int(np.ceil(share * length - 1e-9)) if tokens == 0 else tokens)
 
 
 @njit
@@ -114,7 +86,7 @@ def _abandon(s: State, row: int) -> None:
     record.plan = -1
     for index in range(last - 1, first - 1, -1):
         if not lives_in(s, row, s.table[row, index]):
-            s.header[H.FREED_BY_DEATH] += _drop_block(s, row, index, Why.DEATH)
+            s.header[H.FREED_BY_DEATH] += drop_block(s, row, index, Why.DEATH)
 
 
 class KVCache:
@@ -469,7 +441,7 @@ class KVCache:
         s = self.store.s
         numbers = np.empty((6, len(rows)), np.int64)
         key = np.empty(len(rows), np.uint64)
-        _fill_view(s.rows, rows, share, tokens, numbers, key)
+        fill_view(s.rows, rows, share, tokens, numbers, key)
         if self._seen is not s:
             self._seen = s
             self._columns = {name: s.columns[k] for k, name in enumerate(self.column_names)}

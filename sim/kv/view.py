@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sim.jit import njit
 
-__all__ = ["View"]
+__all__ = ["View", "fill_view"]
 
 _N, _KEEP = 2, 5
 
@@ -174,3 +174,22 @@ def _add(column: np.ndarray, values: np.ndarray, start: np.ndarray, n: np.ndarra
         mine, new = column[start[b] : start[b] + n[b]], values[start[b] : start[b] + n[b]]
         for i in range(len(mine)):
             mine[i] += new[i]
+
+
+@njit
+def fill_view(
+    records: np.ndarray, rows: np.ndarray, share: float, tokens: int, out: np.ndarray, key: np.ndarray
+) -> None:
+    """Copy what a :class:`View` needs of each row, and work out the budget."""
+    for i in range(len(rows)):
+        record = records[rows[i]]
+        key[i] = record.key
+        out[0, i] = rows[i]
+        out[1, i] = record.start
+        # Slots are given before they are written; with asynchronous scheduling those of the next step are out already.
+        length = record.computed - record.sched
+        out[2, i] = record.live - record.sched
+        out[3, i] = length
+        out[4, i] = record.decode_from
+        # A hair less, so that 0.1 * 30 = 3.0000000000000004 keeps 3 tokens and not 4.
+        out[5, i] = max(1, int(np.ceil(share * length - 1e-9)) if tokens == 0 else tokens)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sim.rng import request_key
-from sim.serving.scheduler import RequestState
+from sim.serving.request import RequestState
 from sim.workload.source import Source
 
 __all__ = ["Arrivals"]

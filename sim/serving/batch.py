@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from sim.serving.scheduler import RequestState
+    from sim.serving.request import RequestState
 
 __all__ = ["Batch"]
 

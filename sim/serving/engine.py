@@ -30,7 +30,8 @@ from sim.serving.copies import CopyStream
 from sim.serving.copy import CopyCost
 from sim.serving.cost import StepCost
 from sim.serving.metrics import LivenessSamples, RequestLog, StepLog, liveness_classes
-from sim.serving.scheduler import RequestState, Scheduler, W
+from sim.serving.request import RequestState
+from sim.serving.scheduler import Scheduler, W
 from sim.serving.summary import request_row, summarise
 from sim.workload.source import Source
 

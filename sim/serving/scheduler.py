@@ -10,50 +10,24 @@ leaves alone what running prompts are about to take.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.errors import InputError
 from sim.jit import njit
+from sim.kv.arena import make_room
 from sim.kv.cache import KVCache
 from sim.kv.events import Kind
 from sim.kv.prefix import PrefixCache, chain
 from sim.kv.repack import RepackPlan
 from sim.kv.state import ROW, YIELDS, H, State
-from sim.kv.tokens import append_one, append_tokens, make_room, tail_of
+from sim.kv.tokens import append_one, append_tokens, tail_of
 from sim.serving.batch import Batch
+from sim.serving.limits import Limits
+from sim.serving.request import RequestState
 
-__all__ = ["Limits", "RequestState", "Scheduler", "W"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds a step and a request; names and defaults are vLLM's."""
-
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    max_model_len: int = 1 << 30
-    watermark: float = 0.0
-    reserve_full_prompt: bool = True
-    long_prefill_token_threshold: int = 0
-    prefix_caching: bool = False
-    async_scheduling: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if self.max_model_len < 2:
-            raise InputError(f"max_model_len: expected at least 2, got {self.max_model_len}")
-        if not 0 <= self.watermark < 1:
-            raise InputError(f"watermark: expected a share in [0, 1), got {self.watermark}")
-        if self.long_prefill_token_threshold < 0:
-            raise InputError(
-                f"long_prefill_token_threshold: expected 0 (off) or more, got {self.long_prefill_token_threshold}"
-            )
+__all__ = ["Scheduler", "W"]
 
 
 class _Work(NamedTuple):
@@ -68,29 +42,6 @@ class _Work(NamedTuple):
 
 
 W = _Work()
-
-
-@dataclass(slots=True, eq=False)
-class RequestState:
-    """A request from its arrival to its end. What changes every step is in its row of the cache."""
-
-    ordinal: int
-    req_id: str
-    arrival_ns: int
-    prompt_tokens: int
-    output_tokens: int
-    key: int
-    hashes: tuple[int, ...] = ()
-    length: int = 0
-    produced: int = 0
-    row: int = -1
-    admitted_ns: int = -1
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    cached_tokens: int = 0
-    identities: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    totals: dict[str, Any] = field(default_factory=dict)
-    """Statistics of rows it has lost to preemption."""
 
 
 _NEEDS_BLOCKS = 1
@@ -343,7 +294,7 @@ class Scheduler:
         # One call for all of its fields: each one alone costs as much.
         record = dict(zip(_FIELDS, self.cache.store.s.rows[state.row].item(), strict=True))
         state.length, state.produced = record["length"], record["produced"]
-        keep_statistics(state.totals, record)
+        state.keep_statistics(record)
         for plan in self.plans:
             if plan.row == state.row and not plan.cancelled:
                 self.cache.cancel(plan)
@@ -444,14 +395,3 @@ class Scheduler:
 
 
 _FIELDS = ROW.names or ()
-
-
-def keep_statistics(totals: dict[str, Any], record: dict[str, Any]) -> None:
-    """Add a row's statistics to those of the rows that the request had before."""
-    for name in ("decode_ns", "block_ns", "over_ns", "evicted", "moved"):
-        totals[name] = totals.get(name, 0) + record[name]
-    totals["peak"] = max(totals.get("peak", 0), record["peak"])
-    totals["blocks"] = record["blocks"]
-    totals["live"] = record["live"]
-    if record["first_token_ns"]:
-        totals["first_token_ns"] = record["first_token_ns"]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.serving.metrics import StepLog, percentiles
-from sim.serving.scheduler import RequestState
+from sim.serving.request import RequestState
 
 __all__ = ["load_state", "request_row", "summarise"]
 

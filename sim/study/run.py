@@ -16,9 +16,10 @@ from sim.serving.copy import build_copy_cost
 from sim.serving.cost import build_step_cost
 from sim.serving.engine import Budget, Engine, Outcome
 from sim.serving.hardware import get_hardware
+from sim.serving.limits import Limits
 from sim.serving.memory import kv_blocks
 from sim.serving.models import get_model
-from sim.serving.scheduler import Limits, Scheduler
+from sim.serving.scheduler import Scheduler
 from sim.study.config import SimConfig
 from sim.study.dumps import Dump
 from sim.study.result import RunResult

@@ -20,7 +20,8 @@ from sim.serving.attention import build_attention
 from sim.serving.copy import copy_costs
 from sim.serving.cost import step_costs
 from sim.serving.engine import Budget, Engine
-from sim.serving.scheduler import Limits, Scheduler
+from sim.serving.limits import Limits
+from sim.serving.scheduler import Scheduler
 from sim.workload.trace import Trace
 
 MS = 1_000_000

@@ -7,7 +7,9 @@ from sim.errors import InputError
 from sim.kv.cache import KVCache
 from sim.kv.replay import Replay
 from sim.kv.state import H
-from sim.serving.scheduler import Limits, RequestState, Scheduler, W
+from sim.serving.limits import Limits
+from sim.serving.request import RequestState
+from sim.serving.scheduler import Scheduler, W
 from tests.support.serving import MS, keep_only, recorded, recount, trace
 
 
