@@ -23,6 +23,7 @@ LIVE = 1024
 FULL_MOST = 40.0
 EVICTING_MOST = 250.0
 EVENTS_MOST = 4.0
+PREFIX_MOST = 2.0
 RAGGED_MOST = 2.0
 """Live tokens may cost that much more in a ragged batch than in an even one. By capacity it would be 7 times."""
 
@@ -73,6 +74,7 @@ FULL = _Case(
     long=2000,
     most=FULL_MOST,
 )
+PREFIX = _Case("full retention, prefix caching", FULL.settings | {"prefix_caching": True}, short=200, long=2000)
 EVICTING = _Case("h2o, vtoken", _evicting("h2o", "vtoken"), most=EVICTING_MOST)
 REPACKING = _Case("h2o, vtoken, repacking all the time", _evicting("h2o", "vtoken", repack_when="always"))
 RAGGED = _Case(
@@ -90,7 +92,7 @@ OTHERS = tuple(
 
 def measure(*, quick: bool = False) -> list[Figure]:
     """Measure all cases, each as often as others, in turn."""
-    cases = (FULL, EVICTING, REPACKING, RAGGED, *(() if quick else OTHERS))
+    cases = (FULL, PREFIX, EVICTING, REPACKING, RAGGED, *(() if quick else OTHERS))
     repeats = 3 if quick else 7
     for case in cases:
         case.engine(4).run()  # compile, or load what was compiled before
@@ -106,6 +108,11 @@ def measure(*, quick: bool = False) -> list[Figure]:
         step_us = best_and_median([step * 1e6 for step, _ in taken[case.name]])[1]
         name = case.name if len(case.prompts) != BATCH else f"{case.name}, batch {BATCH} x {LIVE:,}"
         figures.append(Figure(PART, name, median, "timeouts a step", best, most=case.most, note=f"{step_us:,.1f} us"))
+    ratios = [a / b for (a, _), (b, _) in zip(taken[PREFIX.name], taken[FULL.name], strict=True)]
+    best, median = best_and_median(ratios)
+    figures.append(
+        Figure(PART, "full retention, with prefix caching by without", median, "ratio", best, most=PREFIX_MOST)
+    )
     figures += _by_live_tokens(taken)
     for name, case in (("h2o, vtoken", EVICTING), ("h2o, vtoken, repacking all the time", REPACKING)):
         figures.append(
