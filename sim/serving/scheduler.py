@@ -368,12 +368,13 @@ class Scheduler:
 
     # -- prefix caching ------------------------------------------------------------------------------------------------
 
-    def _identities(self, state: RequestState, blocks: int) -> NDArray[np.int64]:
+    def _identities(self, state: RequestState) -> NDArray[np.int64]:
+        """Return the identities of all blocks that the request may ever fill: one call costs as much as hundreds."""
+        blocks = (state.prompt_tokens + state.output_tokens) // self.cache.block_size
         if len(state.identities) < blocks:
-            # All that it may ever need: one call costs as much as hundreds of identities.
             state.identities = chain(
                 state.identities,
-                max(blocks, (state.prompt_tokens + state.output_tokens) // self.cache.block_size),
+                blocks,
                 block_size=self.cache.block_size,
                 prompt_tokens=state.prompt_tokens,
                 hashes=state.hashes,
@@ -386,7 +387,7 @@ class Scheduler:
         """Return cached blocks for the start of the request, and how many are free; one token is left to compute."""
         assert self.prefix is not None
         most = (state.length - 1) // self.cache.block_size
-        return self.prefix.find(self._identities(state, most), most), self.prefix.free_found
+        return self.prefix.find(self._identities(state), most), self.prefix.free_found
 
     def publish_results(self) -> None:
         """Publish the blocks of which the last token becomes known with the results of the oldest batch."""
