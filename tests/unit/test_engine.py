@@ -349,3 +349,13 @@ def test_a_burst_that_is_worked_off_is_a_backlog():
     burst = [(0, 10, 10)] * 40 + [((k + 1) * 100 * MS, 10, 10) for k in range(10)]
     outcome = engine(trace(*burst), max_num_seqs=1).run()
     assert outcome.summary["load_state"] == "backlogged"
+
+
+def test_the_clock_of_linear_is_a_sum_of_floats():
+    """Ten steps of 0.1 s end at 0.9999999999999999 s: who comes at 1 s is too late for the eleventh, as in vLLM."""
+    step = "linear:base_s=0.1,per_token_s=0"
+    requests = engine(trace((0, 8, 30), (1000 * MS, 8, 1)), step=step).run().requests
+    assert requests["ttft_s"].tolist() == pytest.approx([0.1, 0.2])
+    # Three steps end at 0.30000000000000004 s.
+    requests = engine(trace((0, 8, 30), (300 * MS, 8, 1)), step=step).run().requests
+    assert requests["ttft_s"].tolist() == pytest.approx([0.1, 0.1])
