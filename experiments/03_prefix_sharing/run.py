@@ -70,6 +70,7 @@ def config(pool: str, degree: int, policy: str, budget: float, reclaimer: str, p
         policy=policy,
         budget=budget,
         prefix_caching=True,
+        step_cost="roofline",
         **options,
     )
 

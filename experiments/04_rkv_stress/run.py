@@ -1,7 +1,7 @@
 """Simulate R-KV's vLLM stress benchmark and compare, row by row.
 
 python experiments/04_rkv_stress/run.py          requests.csv, differences.csv, sensitivity.csv, rkv_stress.png
-python experiments/04_rkv_stress/run.py --fit    fit.csv: what the two costs of R-KV's scoring were chosen from
+python experiments/04_rkv_stress/run.py --fit    host.csv, fit.csv: what the fitted costs were chosen from
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ SMALLER = 124 / 134
 BUDGET, BUFFER, BLOCK = 256, 128, 16
 KEPT = (BUDGET + BUFFER + BLOCK) // BLOCK
 """Blocks that R-KV's port leaves to a request once it has been compacted."""
-SCORE_STEP_S, SCORE_REQUEST_S = 5e-3, 1e-3
-"""The two fitted figures: of R-KV's hooks in every step, and of each compaction."""
+COSTS = {"profile": (5e-3, 0.5e-3), "roofline": (5e-3, 1e-3)}
+"""Step costs, each with its two fitted figures: of R-KV's hooks in every step, and of each compaction, in s."""
+HOST_S = (1e-3, 6e-6)
+"""What the profile's share of the host is a multiple of: of a step, and of each sequence."""
 
 
 def requests(gap_s: float = GAP_S, mean: int = PROMPT_TOKENS, spread: float = PROMPT_SPREAD, seed: int = 0) -> Trace:
@@ -49,8 +51,10 @@ def config(
     pool_tokens: int,
     method: str,
     *,
-    step_s: float = SCORE_STEP_S,
-    request_s: float = SCORE_REQUEST_S,
+    costs: str = "profile",
+    step_s: float | None = None,
+    request_s: float | None = None,
+    host: float | None = None,
     kept: int = KEPT,
     missing_tokens: int | None = None,
     **changes: Any,
@@ -59,11 +63,24 @@ def config(
 
     Parameters
     ----------
+    costs
+        A key of :data:`COSTS`.
+    step_s, request_s
+        In place of its two figures.
+    host
+        The factor on :data:`HOST_S`, in place of the profile's.
     missing_tokens
         By how much R-KV's pool is smaller, if not by a share.
     changes
         Other fields of the configuration.
     """
+    scores = [
+        fitted if given is None else given for fitted, given in zip(COSTS[costs], (step_s, request_s), strict=True)
+    ]
+    step_cost = f"{costs}:path=h100," if costs == "profile" else f"{costs}:"
+    step_cost += f"score_step_s={scores[0]:g},score_request_s={scores[1]:g}"
+    if host is not None:
+        step_cost += f",step_overhead_s={host * HOST_S[0]:g},sequence_overhead_s={host * HOST_S[1]:g}"
     fields: dict[str, Any] = {
         "model": "qwen2.5-math-7b",
         "hardware": "h100",
@@ -74,7 +91,7 @@ def config(
         "async_scheduling": True,
         "policy": "full",
         "reclaimer": "none",
-        "step_cost": f"roofline:score_step_s={step_s:g},score_request_s={request_s:g}",
+        "step_cost": step_cost,
     }
     if method == "r_kv":
         smaller = pool_tokens * SMALLER if missing_tokens is None else pool_tokens - missing_tokens
@@ -186,26 +203,38 @@ def sensitivity() -> pd.DataFrame:
     return pd.DataFrame(parts)
 
 
+def fit_host() -> pd.DataFrame:
+    """Return the differences of full retention's four throughputs, in per cent, over the host's share."""
+    source, table = requests(), measured().query("method == 'full'")
+    parts = []
+    for host in (0.0, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0):
+        parts.append({"host": host, **_off(table, "full", source, host=host)})
+    return pd.DataFrame(parts)
+
+
 def fit() -> pd.DataFrame:
     """Return the differences of R-KV's four throughputs, in per cent, over a grid of the two figures."""
     source, table = requests(), measured().query("method == 'r_kv'")
-    parts = []
-    for step_s in (4.5e-3, 5e-3, 5.5e-3, 6e-3, 6.5e-3):
-        for request_s in (0.0, 0.5e-3, 1e-3, 1.5e-3):
-            options = {"step_s": step_s, "request_s": request_s}
-            off = {
-                pool: 100 * (row(pool, "r_kv", source, **options)["output_tokens_per_s"] / rate - 1)
-                for pool, rate in zip(table.pool_tokens, table.output_tokens_per_s, strict=True)
-            }
-            parts.append(
-                {
-                    "score_step_ms": round(1e3 * step_s, 3),
-                    "score_request_ms": round(1e3 * request_s, 3),
-                    **{f"{pool // 1000}k": round(value, 2) for pool, value in off.items()},
-                    "worst": round(max(map(abs, off.values())), 2),
-                }
-            )
-    return pd.DataFrame(parts)
+    return pd.DataFrame(
+        {
+            "costs": costs,
+            "score_step_ms": round(1e3 * step_s, 3),
+            "score_request_ms": round(1e3 * request_s, 3),
+            **_off(table, "r_kv", source, costs=costs, step_s=step_s, request_s=request_s),
+        }
+        for costs in COSTS
+        for step_s in (4.5e-3, 5e-3, 5.5e-3, 6e-3, 6.5e-3)
+        for request_s in (0.0, 0.5e-3, 1e-3, 1.5e-3)
+    )
+
+
+def _off(table: pd.DataFrame, method: str, source: Trace, **options: Any) -> dict[str, float]:
+    """Return by how much each throughput is off, and the largest of these differences, in per cent."""
+    off = {
+        f"{pool // 1000}k": 100 * (row(pool, method, source, **options)["output_tokens_per_s"] / rate - 1)
+        for pool, rate in zip(table.pool_tokens, table.output_tokens_per_s, strict=True)
+    }
+    return {name: round(value, 2) for name, value in (off | {"worst": max(map(abs, off.values()))}).items()}
 
 
 @styled
@@ -244,14 +273,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="write fit.csv only")
     if parser.parse_args().fit:
+        fit_host().to_csv(HERE / "host.csv", index=False)
         fit().to_csv(HERE / "fit.csv", index=False)
         return
     write_trace(requests(), HERE / "requests.csv")
     table = compare()
-    table.round(1).to_csv(HERE / "differences.csv", index=False)
+    both = pd.concat([table.assign(costs="profile"), compare(costs="roofline").assign(costs="roofline")])
+    both.round(1).to_csv(HERE / "differences.csv", index=False)
     draw(table, HERE / "rkv_stress.png")
     sensitivity().to_csv(HERE / "sensitivity.csv", index=False)
-    print(table.round(1).to_string(index=False))
+    print(both.round(1).to_string(index=False))
 
 
 if __name__ == "__main__":

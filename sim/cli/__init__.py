@@ -31,6 +31,7 @@ COMMANDS = {
     "search": ("sim.cli.search:app", None, "Find limits: requests that fit together, rates that bounds allow."),
     "plot": ("sim.cli.plot:plot", None, "Draw what a run or a sweep shows."),
     "trace": ("sim.cli.trace:app", None, "Describe, convert and generate traces."),
+    "profile": ("sim.cli.profile:app", None, "Make and show cost profiles: what steps and copies cost on a device."),
     "config": ("sim.cli.config:app", None, "Show what can be configured, and what is."),
     "policies": ("sim.cli.catalogue:policies", CHOICES, "List the eviction policies."),
     "reclaimers": ("sim.cli.catalogue:reclaimers", CHOICES, "List what can happen to the slots of dead tokens."),

@@ -99,7 +99,7 @@ def _directory(out: Path | None) -> Iterator[Path | None]:
 
 
 def _simulate(config: SimConfig, quiet: bool, **files: Any) -> RunResult:
-    from sim.study.progress import Progress
+    from sim.progress import Progress
     from sim.study.run import simulate
 
     progress = Progress(None if quiet else sys.stderr, "requests")
@@ -160,6 +160,7 @@ def _print(result: RunResult, out: Path | None) -> None:
     console = wide_console()
     summary = result.summary
     console.print(f"[bold]{result.config.label}[/bold] (configuration {result.config_hash})", highlight=False)
+    console.print(f"step cost: {summary['step_cost_used']}", highlight=False, markup=False, soft_wrap=True)
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     for heading, names in FIGURES:
         for place, name in enumerate(name for name in names if name in summary):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sim.kv.repack import RepackPlan
 from sim.kv.state import H
-from sim.serving.copy import CopyCost
+from sim.serving.copy import Beside, CopyCost
 from sim.serving.scheduler import Scheduler
 
 __all__ = ["CopyStream"]
@@ -23,13 +23,10 @@ class _Launch:
     """What is in flight."""
 
     plans: list[RepackPlan]
-    wall_ns: int
+    work: Beside
     start_ns: int
     end_ns: int
     """When it is complete."""
-    bandwidth_ns: int
-    left_ns: float
-    """Bandwidth work not yet paid for by steps that it overlapped."""
 
 
 class CopyStream:
@@ -89,11 +86,11 @@ class CopyStream:
                 owners[plan.destinations] = -1  # set aside just now: still free in the picture of before
             self._before = (self._now_ns / 1e9, self._cache.pool.live_counts(), owners)
         tokens = sum(plan.tokens for plan in plans)
-        wall, bandwidth = self._cost.copy_ns(tokens), self._cost.bandwidth_ns(tokens)
+        work = Beside(self._cost, tokens)
         start = self._now_ns + after_ns
-        self._launch = _Launch(plans, wall, start, start + wall, bandwidth, float(bandwidth))
+        self._launch = _Launch(plans, work, start, start + work.wall_ns)
         self._scheduler.plans = plans
-        self.busy_ns += wall
+        self.busy_ns += work.wall_ns
         self.tokens_copied += tokens
         self.launches += 1
         self._env.process(self._run(self._launch))
@@ -124,11 +121,10 @@ class CopyStream:
             The step alone, and the part of it that memory bandwidth bounds.
         """
         launch = self._launch
-        if launch is None or launch.left_ns <= 0 or self._now_ns < launch.start_ns:
+        if launch is None or self._now_ns < launch.start_ns:
             return 0
-        longer = self._cost.stretch_ns(step_ns, memory_ns, int(launch.left_ns))
+        longer = launch.work.stretch_ns(step_ns, memory_ns)
         self.delay_ns += longer
-        launch.left_ns -= (step_ns + longer) * launch.bandwidth_ns / max(launch.wall_ns, 1)
         return longer
 
     def pass_fence(self) -> None:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from sim.registry import Registry
-from sim.serving.cost import require
+from sim.serving.cost import require, with_path
 from sim.serving.hardware import Hardware
 from sim.serving.models import Model
 
 __all__ = [
     "BandwidthCopyCost",
+    "Beside",
     "CopyCost",
     "LinearCopyCost",
     "build_copy_cost",
@@ -55,7 +56,52 @@ class CopyCost(Protocol):
         ...
 
 
-copy_costs: Registry[CopyCost] = Registry("copy cost", "vtoken.copy_costs", ("sim.serving.copy", "sim.serving.profile"))
+copy_costs: Registry[CopyCost] = Registry(
+    "copy cost", "vtoken.copy_costs", ("sim.serving.copy", "sim.serving.profile_cost")
+)
+
+
+class Beside:
+    """One launch of a copy beside steps: what it takes, and how much of that the steps have paid for.
+
+    Parameters
+    ----------
+    cost
+        What a copy costs.
+    tokens
+        How many tokens it moves.
+
+    Attributes
+    ----------
+    wall_ns
+        From its start to its end.
+    bandwidth_ns
+        What it would keep the memory busy for, alone.
+    left_ns
+        Part of that which overlapped no step yet.
+    """
+
+    __slots__ = ("_cost", "bandwidth_ns", "left_ns", "wall_ns")
+
+    def __init__(self, cost: CopyCost, tokens: int) -> None:
+        self._cost = cost
+        self.wall_ns = cost.copy_ns(tokens)
+        self.bandwidth_ns = cost.bandwidth_ns(tokens)
+        self.left_ns = float(self.bandwidth_ns)
+
+    def stretch_ns(self, step_ns: int, memory_ns: int) -> int:
+        """Return how much longer a step beside the copy gets, and count the work that overlaps it as paid for.
+
+        Parameters
+        ----------
+        step_ns, memory_ns
+            The step by itself, and the part of it during which memory bandwidth is busy.
+        """
+        if self.left_ns <= 0:
+            return 0
+        longer = self._cost.stretch_ns(step_ns, memory_ns, int(self.left_ns))
+        self.left_ns -= (step_ns + longer) * self.bandwidth_ns / max(self.wall_ns, 1)
+        return longer
 
 
 def build_copy_cost(spec: str, *, model: Model, hardware: Hardware) -> CopyCost:
@@ -64,7 +110,8 @@ def build_copy_cost(spec: str, *, model: Model, hardware: Hardware) -> CopyCost:
     Parameters
     ----------
     spec
-        ``bandwidth``, ``linear:base_s=..,per_token_s=..`` or ``profile:FILE``, with parameters if wanted.
+        ``bandwidth``, ``linear:base_s=..,per_token_s=..``, or ``profile:FILE``, a profile of your own or one that
+        comes along (``profile:h100``); with parameters if wanted.
     model, hardware
         For the costs that need them.
 
@@ -73,10 +120,7 @@ def build_copy_cost(spec: str, *, model: Model, hardware: Hardware) -> CopyCost:
     InputError
         If the name, a parameter or the file is no good.
     """
-    name, _, path = spec.partition(":")
-    if name.strip() == "profile" and path and "=" not in path:
-        spec = f"profile:path={path}"
-    return copy_costs.build(spec, model=model, hardware=hardware)
+    return copy_costs.build(with_path(spec), model=model, hardware=hardware)
 
 
 def contended_stretch(step_ns: int, memory_ns: int, copy_bandwidth_ns: int, share: float) -> int:

@@ -3,8 +3,9 @@
 A step cost is asked once a step for the whole time and for the part of it during which memory bandwidth is busy; what
 is left of the bandwidth is what a copy beside the step can take without slowing it (:mod:`sim.serving.copy`).
 
-``roofline`` works from datasheets and needs nothing measured on the device in question, ``linear`` is two numbers, and
-``profile:FILE`` (:mod:`sim.serving.profile`) reads measured ones.
+``roofline`` works from datasheets and needs nothing measured on the device in question, ``linear`` is two numbers,
+``profile:FILE`` (:mod:`sim.serving.profile_cost`) reads measured ones, and ``auto`` is the profile that comes along for
+model and device, or ``roofline`` where there is none.
 """
 
 from __future__ import annotations
@@ -17,8 +18,18 @@ from sim.errors import InputError
 from sim.registry import Registry
 from sim.serving.hardware import Hardware
 from sim.serving.models import Model
+from sim.serving.profile import shipped
 
-__all__ = ["LinearStepCost", "RooflineStepCost", "StepCost", "build_step_cost", "require", "step_costs"]
+__all__ = [
+    "LinearStepCost",
+    "RooflineStepCost",
+    "StepCost",
+    "build_step_cost",
+    "require",
+    "resolve_step_cost",
+    "step_costs",
+    "with_path",
+]
 
 
 class StepCost(Protocol):
@@ -47,7 +58,9 @@ class StepCost(Protocol):
         ...
 
 
-step_costs: Registry[StepCost] = Registry("step cost", "vtoken.step_costs", ("sim.serving.cost", "sim.serving.profile"))
+step_costs: Registry[StepCost] = Registry(
+    "step cost", "vtoken.step_costs", ("sim.serving.cost", "sim.serving.profile_cost")
+)
 
 
 def build_step_cost(spec: str, *, model: Model, hardware: Hardware) -> StepCost:
@@ -56,7 +69,8 @@ def build_step_cost(spec: str, *, model: Model, hardware: Hardware) -> StepCost:
     Parameters
     ----------
     spec
-        ``roofline``, ``linear:base_s=..,per_token_s=..`` or ``profile:FILE``, with parameters if wanted.
+        ``auto``, ``roofline``, ``linear:base_s=..,per_token_s=..``, or ``profile:FILE``, a profile of your own or one
+        that comes along (``profile:h100``); with parameters if wanted.
     model, hardware
         For the costs that need them.
 
@@ -65,10 +79,25 @@ def build_step_cost(spec: str, *, model: Model, hardware: Hardware) -> StepCost:
     InputError
         If the name, a parameter or the file is no good.
     """
-    name, _, path = spec.partition(":")
-    if name.strip() == "profile" and path and "=" not in path:
-        spec = f"profile:path={path}"
-    return step_costs.build(spec, model=model, hardware=hardware)
+    return step_costs.build(resolve_step_cost(spec, model=model, hardware=hardware), model=model, hardware=hardware)
+
+
+def resolve_step_cost(spec: str, *, model: Model, hardware: Hardware) -> str:
+    """Return the specification that ``auto`` stands for, and any other one with the file of its profile as ``path``."""
+    name, _, parameters = spec.partition(":")
+    if name.strip() != "auto":
+        return with_path(spec)
+    if shipped(hardware.name, model.name) is None:
+        return f"roofline:{parameters}"
+    return f"profile:path={hardware.name},{parameters}"
+
+
+def with_path(spec: str) -> str:
+    """Write ``profile:FILE,key=value`` with the name of its first parameter."""
+    name, _, parameters = spec.partition(":")
+    if name.strip() == "profile" and parameters and "=" not in parameters.partition(",")[0]:
+        return f"profile:path={parameters}"
+    return spec
 
 
 def require(condition: bool, what: str, expected: str, value: object) -> None:

@@ -143,7 +143,7 @@ class Engine:
         self._budget = budget
         self._reclaimer = reclaimer
         self._attention = attention
-        self._step_cost = step_cost
+        self.step_cost = step_cost
         self._score_reads = score_reads if policy.attends and policy.every == 1 else 0.0
         self._score_ns = getattr(step_cost, "score_ns", None) if policy.every > 1 else None
         self._scored = np.zeros(0, np.int64)
@@ -281,7 +281,7 @@ class Engine:
             pairs += int(self._score_reads * pairs)
         batch = Batch(work.copy()) if self._late else self._batch_at_hand
         batch.step, batch.tokens = self.step, tokens
-        batch.step_ns, batch.memory_ns = self._step_cost.step_ns(tokens, seqs, kv_read, pairs)
+        batch.step_ns, batch.memory_ns = self.step_cost.step_ns(tokens, seqs, kv_read, pairs)
         self.step += 1
         return batch
 

@@ -203,6 +203,19 @@ _ALL = (
         other_biases=True,
         learned_positions=2_050,
     ),
+    Model(
+        name="toy",
+        layers=2,
+        hidden=128,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        intermediate=256,
+        vocab=512,
+        max_model_len=8_192,
+        published_parameters=None,
+        source="made up, small enough for a CPU",
+    ),
 )
 
 MODELS = MappingProxyType({model.name: model for model in _ALL})

@@ -1,50 +1,70 @@
-"""Measured costs: a JSON file of figures that each say where they come from, and the step and copy costs made of them.
+"""Measured costs: a JSON file of figures that each say where they come from.
 
-The form of the cost is affine (:class:`ProfileStepCost`), so every figure can be fitted and checked by itself. A file
-looks like this, with one entry in ``provenances`` for each series of measurements::
+A file looks like this, with one entry in ``provenances`` for each series of measurements, and all figures of
+:class:`CostProfile`::
 
-    {"schema": "vtoken-cost-profile", "version": 1, "model": "llama-3.1-8b", "hardware": "h100-sxm",
-     "provenances": {"a": {"device": "...", "date": "2026-11-30", "source": "...", "versions": {"torch": "..."}}},
-     "step_overhead_ns": {"value": 1e6, "provenance": "a", "n": 20, "error": 0.02}, ...,
-     "gemm_ns": {"points": [[1, 5.8e6], [256, 7.9e6]], "provenance": "a", "n": 20, "error": 0.03}}
+    {"schema": "vtoken-cost-profile", "version": 2, "model": "llama-3.1-8b", "kv_dtype": "bf16", "hardware": "h100-sxm",
+     "block_size": 16, "fitted_on": [],
+     "provenances": {"a": {"device": "...", "date": "2026-11-30", "source": "...", "kind": "measured", "versions": {}}},
+     "step_overhead_ns": {"value": 1e6, "provenance": "a", "n": 20, "interval": [9e5, 1.1e6],
+                          "error": {"mean": 0.04, "median": 0.03, "p90": 0.09, "max": 0.2}},
+     "gemm_ns": {"points": [[1, 5.8e6], [256, 7.9e6]], "provenance": "a", "n": 20}, ...}
+
+What is made of it: :mod:`sim.serving.profile_cost`. How its figures are fitted: :mod:`sim.serving.fit`. This module
+needs the standard library alone, so that a profile can be written where little else is installed.
 """
 
 from __future__ import annotations
 
-import bisect
+import dataclasses
 import datetime
 import json
-import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from sim.errors import InputError, did_you_mean
+from sim.serving.records import FieldError, at_least, plain, read_record
 
-from sim.errors import InputError
-from sim.serving.copy import contended_stretch, copy_costs
-from sim.serving.cost import require, step_costs
-from sim.serving.hardware import Hardware
-from sim.serving.models import Model
+if TYPE_CHECKING:
+    from sim.serving.models import Model
 
 __all__ = [
+    "FIGURES",
+    "KV_BYTES",
+    "OVERLAP",
+    "SHIPPED",
+    "VERSION",
     "CostProfile",
+    "Curve",
+    "Errors",
     "Figure",
-    "GemmTable",
-    "ProfileCopyCost",
-    "ProfileStepCost",
     "Provenance",
+    "dump_profile",
     "load_profile",
     "save_profile",
+    "shipped",
+    "shipped_names",
 ]
 
+SCHEMA: Literal["vtoken-cost-profile"] = "vtoken-cost-profile"
+VERSION: Literal[2] = 2
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+OVERLAP = 1.5
+"""How the bytes and the sequences of attention add up, as the exponent of a norm: 1 is one after the other, infinity
+the longer of the two. Left free, NVIDIA's tables for H100 and H200 give 1.1 to 2.2 by head shape; with 1.5 the mean
+error is nowhere more than 1 point larger."""
+
+KV_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
+"""Bytes of an element of the KV cache."""
+
+SHIPPED = Path(__file__).parent / "data" / "profiles"
+"""The profiles that come along: ``HARDWARE/MODEL.json``."""
 
 
-class Provenance(_Record):
+@dataclass(frozen=True)
+class Provenance:
     """Where a series of figures comes from.
 
     Parameters
@@ -54,103 +74,220 @@ class Provenance(_Record):
     date
         Day of the measurement, or of the publication for published figures.
     source
-        The command, the data set with its version, or the datasheet.
+        The command, the data set with its version, the datasheet, or why it is assumed.
+    kind
+        ``measured``, ``datasheet``, or ``assumed`` for what nobody measured on this device.
     versions
         Driver and libraries: name to version.
     """
 
-    device: str = Field(min_length=1)
+    device: str
     date: datetime.date
-    source: str = Field(min_length=1)
-    versions: dict[str, str] = {}
+    source: str
+    kind: Literal["measured", "datasheet", "assumed"] = "measured"
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("device", "source"):
+            if not getattr(self, name).strip():
+                raise FieldError(name, "expected a text that is not empty")
 
 
-class _Measured(_Record):
-    provenance: str
-    n: int | None = Field(default=None, ge=1)
-    error: float | None = Field(default=None, ge=0)
+@dataclass(frozen=True)
+class Errors:
+    """Absolute errors as shares of the measured values, on measurements that the fit did not see."""
+
+    mean: float
+    median: float
+    p90: float
+    max: float
+
+    def __post_init__(self) -> None:
+        if min(dataclasses.astuple(self)) < 0:
+            raise FieldError("", "expected errors of at least 0")
 
 
-class Figure(_Measured):
-    """One number: its value, which provenance it has, from how many measurements, and its relative error.
+@dataclass(frozen=True)
+class Figure:
+    """One number.
 
-    ``error`` is the mean absolute error on shapes that the fit did not see, as a share of the measured value; None
-    where that is not known.
+    Parameters
+    ----------
+    value
+        At least 0.
+    provenance
+        Name of its provenance.
+    n
+        Number of measurements that it was fitted to.
+    error
+        Of the law that it is part of.
+    interval
+        95 % confidence interval of the fit.
+    note
+        Where it does not hold, or how far it is extrapolated.
     """
 
-    value: float = Field(ge=0)
+    value: float
+    provenance: str
+    n: int | None = None
+    error: Errors | None = None
+    interval: tuple[float, float] | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        at_least("value", self.value, 0)
+        at_least("n", self.n, 1)
+        if self.interval is not None and not self.interval[0] <= self.value <= self.interval[1]:
+            raise FieldError("interval", f"expected two numbers around the value, got {list(self.interval)}")
 
 
-class GemmTable(_Measured):
-    """Time of all weight matrices of a step, at some numbers of scheduled tokens; linear between and beyond them."""
+@dataclass(frozen=True)
+class Curve:
+    """A time that depends on a number: straight between and beyond the points, flat below the first.
 
-    points: Annotated[tuple[tuple[int, float], ...], Field(min_length=2)]
+    Parameters
+    ----------
+    points
+        Pairs of the number, at least 1 and increasing, and the time in ns. Two or more.
+    provenance, n, error, note
+        As in :class:`Figure`.
+    """
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        tokens = [count for count, _ in self.points]
-        if any(a >= b for a, b in pairwise(tokens)) or tokens[0] < 1:
-            raise ValueError("the numbers of tokens must be positive and increase")
+    points: tuple[tuple[int, float], ...]
+    provenance: str
+    n: int | None = None
+    error: Errors | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.points) < 2:
+            raise FieldError("points", f"expected at least two points, got {len(self.points)}")
+        counts = [count for count, _ in self.points]
+        if any(a >= b for a, b in pairwise(counts)) or counts[0] < 1:
+            raise FieldError("points", "the numbers must be positive and increase")
         if any(ns <= 0 for _, ns in self.points):
-            raise ValueError("the times must be positive")
+            raise FieldError("points", "the times must be positive")
         if self.points[-1][1] < self.points[-2][1]:
-            raise ValueError("the last time must not be below the one before: it is extrapolated")
-        return self
+            raise FieldError("points", "the last time must not be below the one before: it is extrapolated")
+        at_least("n", self.n, 1)
+
+    def lines(self) -> tuple[list[int], list[tuple[float, float]]]:
+        """Return where the lines meet, and the value at 0 and the slope of each: ``bisect_right`` finds the line."""
+        slopes = [(ns2 - ns1) / (n2 - n1) for (n1, ns1), (n2, ns2) in pairwise(self.points)]
+        lines = [(ns - slope * n, slope) for (n, ns), slope in zip(self.points, slopes, strict=False)]
+        return [n for n, _ in self.points[:-1]], [(self.points[0][1], 0.0), *lines]
 
 
-class CostProfile(_Record):
-    """What steps and copies cost for one model on one device.
+@dataclass(frozen=True, kw_only=True)
+class CostProfile:
+    """What steps and copies cost for one model on one device. Times are in ns and over all layers.
 
     Parameters
     ----------
     model
         Model preset that was measured.
+    kv_dtype
+        Type of an element of the KV cache: "bf16", "fp16", "fp32" or "fp8". Figures for a byte mean bytes of this type,
+        whatever the model's preset says.
     hardware
-        Hardware preset that was measured; None for a device that has none.
+        Hardware preset that was measured; None for a device that has none: such a profile goes with any.
+    block_size
+        Token slots of a block where it was measured: what ``table_entry_ns`` counts.
     provenances
         Provenances by the names that the figures refer to.
-    step_overhead_ns
-        Host, sampling and small kernels of a step.
+    step_overhead_ns, sequence_overhead_ns
+        Host, sampling and small kernels: of a step, and of each sequence of its batch.
     gemm_ns
-        All weight matrices of a step, output projection included.
+        The layers' weight matrices against scheduled tokens.
+    head_ns
+        The output projection against sequences sampled.
     attention_launch_ns
-        Attention of all layers, if it had nothing to read.
+        Attention, if it had nothing to read.
     attention_ns_per_byte
-        For each byte of KV read or written by attention.
-    sequence_ns
-        For each sequence of the batch, over all layers.
+        For each byte of KV that attention reads or that is written.
+    attention_sequence_ns
+        For each sequence beyond those that run beside each other at no cost.
+    attention_free_sequences
+        How many these are: multiprocessors over KV heads.
+    dead_slot_factor
+        Cost of a dead slot over that of a live one. A record of what was measured: steps are told how many slots are
+        read, dead or not, and take it to be 1.
+    prefill_ns_per_token
+        For each scheduled token beyond one a sequence.
     prefill_ns_per_pair
-        For each query-key pair beyond one a KV slot read, over all layers.
-    copy_launch_ns, copy_ns_per_byte
-        One launch of a token copy, and each byte it reads or writes with the memory to itself.
+        For each query-key pair beyond one a slot read.
+    copy_launch_ns
+        One launch of a token copy.
+    copy_ns_per_byte_scattered
+        Each byte that a copy of scattered tokens reads or writes, with the memory to itself.
+    copy_ns_per_byte_contiguous
+        The same where neighbours are copied: how long the memory is busy.
     copy_share
-        Share of the bandwidth that a copy takes beside a step.
+        Share of its speed that a copy keeps beside a step.
+    copy_interference
+        By which factor a step is delayed more than the bytes of a copy beside it explain.
+    table_step_ns, table_entry_ns
+        Rewriting of block tables: of a step, and of each entry.
+    score_step_ns, score_request_ns, score_pair_bytes
+        Of a policy that scores at intervals: see :class:`sim.serving.cost.RooflineStepCost`.
+    fitted_on
+        Event logs that the figures were fitted to, by name or sha256; empty for designed sweeps.
     """
 
-    schema_: Literal["vtoken-cost-profile"] = Field(default="vtoken-cost-profile", alias="schema")
-    version: Literal[1] = 1
+    schema: Literal["vtoken-cost-profile"] = SCHEMA
+    version: Literal[2] = VERSION
     model: str
-    hardware: str | None
+    hardware: str | None = None
+    kv_dtype: str
+    block_size: int
+    fitted_on: tuple[str, ...] = ()
     provenances: dict[str, Provenance]
     step_overhead_ns: Figure
-    gemm_ns: GemmTable
+    sequence_overhead_ns: Figure
+    gemm_ns: Curve
+    head_ns: Curve
     attention_launch_ns: Figure
     attention_ns_per_byte: Figure
-    sequence_ns: Figure
+    attention_sequence_ns: Figure
+    attention_free_sequences: Figure
+    dead_slot_factor: Figure
+    prefill_ns_per_token: Figure
     prefill_ns_per_pair: Figure
     copy_launch_ns: Figure
-    copy_ns_per_byte: Figure
+    copy_ns_per_byte_scattered: Figure
+    copy_ns_per_byte_contiguous: Figure
     copy_share: Figure
+    copy_interference: Figure
+    table_step_ns: Figure
+    table_entry_ns: Figure
+    score_step_ns: Figure
+    score_request_ns: Figure
+    score_pair_bytes: Figure
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        for name in type(self).model_fields:
-            measured = getattr(self, name)
-            if isinstance(measured, _Measured) and measured.provenance not in self.provenances:
-                raise ValueError(f"{name}: no provenance is called {measured.provenance!r}")
+    def __post_init__(self) -> None:
+        at_least("block_size", self.block_size, 1)
+        if self.kv_dtype not in KV_BYTES:
+            hint = did_you_mean(self.kv_dtype, KV_BYTES)
+            raise FieldError("kv_dtype", f"expected one of {', '.join(KV_BYTES)}, got {self.kv_dtype!r}{hint}")
+        for name in FIGURES:
+            provenance = getattr(self, name).provenance
+            if provenance not in self.provenances:
+                hint = did_you_mean(provenance, self.provenances)
+                raise FieldError(name, f"no provenance is called {provenance!r}{hint}")
         if not 0 < self.copy_share.value < 1:
-            raise ValueError(f"copy_share: expected a share in (0, 1), got {self.copy_share.value}")
-        return self
+            raise FieldError("copy_share", f"expected a share in (0, 1), got {self.copy_share.value}")
+
+    def kv_bytes_per_token(self, model: Model) -> int:
+        """Return bytes of K and V of one token over all layers of a model, in the type that was measured."""
+        return 2 * model.layers * model.kv_heads * model.head_dim * KV_BYTES[self.kv_dtype]
+
+    def kind(self, name: str) -> str:
+        """Return whether the figure called ``name`` is measured, from a datasheet, or assumed."""
+        return self.provenances[getattr(self, name).provenance].kind
+
+
+FIGURES = tuple(spec.name for spec in dataclasses.fields(CostProfile) if spec.type in ("Figure", "Curve"))
+"""Names of the figures and curves, in the order of the file."""
 
 
 def load_profile(path: str | Path) -> CostProfile:
@@ -159,7 +296,7 @@ def load_profile(path: str | Path) -> CostProfile:
     Raises
     ------
     InputError
-        If the file cannot be read, is not JSON, or is not a profile of a version known here: one line, with the field.
+        If the file cannot be read, is not JSON, or is not a profile of this version: one line, with the field.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -175,138 +312,52 @@ def load_profile(path: str | Path) -> CostProfile:
     missing = [key for key in ("schema", "version") if key not in content]
     if missing:
         raise InputError(f"cost profile {path}: expected 'schema' and 'version', {missing[0]!r} is missing")
-    try:
-        return CostProfile.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        message = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"cost profile {path}{', field ' + where if where else ''}: {message}") from None
-
-
-def save_profile(profile: CostProfile, path: str | Path) -> None:
-    """Write a cost profile so that :func:`load_profile` reads the same one."""
-    content = profile.model_dump(mode="json", by_alias=True)
-    Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _load_for(path: str, model: Model, hardware: Hardware) -> CostProfile:
-    profile = load_profile(path)
-    require(profile.model == model.name, f"cost profile {path}, field model", model.name, profile.model)
-    if profile.hardware is not None:
-        require(
-            profile.hardware == hardware.name, f"cost profile {path}, field hardware", hardware.name, profile.hardware
+    if content["schema"] == SCHEMA and content["version"] != VERSION:
+        raise InputError(
+            f"cost profile {path}, field version: expected {VERSION}, got {content['version']!r}: "
+            "make it again with `vtoken profile from-aiconfigurator` or `vtoken calibrate`"
         )
+    try:
+        profile: CostProfile = read_record(CostProfile, content)
+    except FieldError as error:
+        where = f", field {error.where}" if error.where else ""
+        raise InputError(f"cost profile {path}{where}: {error}") from None
     return profile
 
 
-@step_costs.register("profile")
-@dataclass(frozen=True)
-class ProfileStepCost:
-    """Step time from measured figures.
+def dump_profile(profile: CostProfile) -> str:
+    """Return the text of a profile's file: one line a figure."""
+    content = plain(profile)
+    lines = []
+    for key, value in content.items():
+        if isinstance(value, dict) and key == "provenances":
+            inner = ",\n".join(f"    {json.dumps(name)}: {json.dumps(item)}" for name, item in value.items())
+            lines.append(f'  "{key}": {{\n{inner}\n  }}')
+        else:
+            lines.append(f'  "{key}": {json.dumps(value)}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
-    A step takes ``overhead + gemm(tokens) + attention launch + bytes + sequences``, and the pairs of prefill. The
-    weights keep the bandwidth busy for as long as the matrices take with the fewest tokens, attention for as long as
-    it reads.
 
-    Parameters
-    ----------
-    path
-        File of a :class:`CostProfile`.
-    model, hardware
-        Those of the run; the profile must have been made for them.
+def save_profile(profile: CostProfile, path: str | Path) -> None:
+    """Write a cost profile so that :func:`load_profile` reads the same one.
+
+    Raises
+    ------
+    InputError
+        If it cannot be written.
     """
-
-    name: ClassVar[str]
-    path: str
-    model: Model
-    hardware: Hardware
-    profile: CostProfile = field(init=False, repr=False)
-    _tokens: list[int] = field(init=False, repr=False, compare=False)
-    _lines: list[tuple[float, float]] = field(init=False, repr=False, compare=False)
-    _weights_ns: float = field(init=False, repr=False, compare=False)
-    _fixed_ns: float = field(init=False, repr=False, compare=False)
-    _kv_token_ns: float = field(init=False, repr=False, compare=False)
-    _sequence_ns: float = field(init=False, repr=False, compare=False)
-    _pair_ns: float = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        profile = _load_for(self.path, self.model, self.hardware)
-        points = profile.gemm_ns.points
-        slopes = [(ns2 - ns1) / (n2 - n1) for (n1, ns1), (n2, ns2) in pairwise(points)]
-        # Below the first point the matrices wait for the weights, however few tokens there are.
-        lines = [(points[0][1], 0.0)]
-        lines += [(ns - slope * n, slope) for (n, ns), slope in zip(points, slopes, strict=False)]
-        computed = {
-            "profile": profile,
-            "_tokens": [n for n, _ in points[:-1]],
-            "_lines": lines,
-            "_weights_ns": points[0][1],
-            "_fixed_ns": profile.step_overhead_ns.value + profile.attention_launch_ns.value,
-            "_kv_token_ns": profile.attention_ns_per_byte.value * self.model.kv_bytes_per_token,
-            "_sequence_ns": profile.sequence_ns.value,
-            "_pair_ns": profile.prefill_ns_per_pair.value,
-        }
-        for name, value in computed.items():
-            object.__setattr__(self, name, value)
-
-    def step_ns(self, tokens: int, seqs: int, kv_read_tokens: int, attention_pairs: int) -> tuple[int, int]:
-        """Return the time of a step and the part of it during which memory bandwidth is busy, in ns."""
-        start_ns, slope = self._lines[bisect.bisect_right(self._tokens, tokens)]
-        gemm_ns = start_ns + slope * tokens
-        kv_ns = (kv_read_tokens + tokens) * self._kv_token_ns
-        prefill_pairs = attention_pairs - kv_read_tokens
-        step_ns = self._fixed_ns + gemm_ns + kv_ns + seqs * self._sequence_ns
-        if prefill_pairs > 0:
-            step_ns += prefill_pairs * self._pair_ns
-        return round(step_ns), round(min(self._weights_ns, gemm_ns) + kv_ns)
+    try:
+        Path(path).write_text(dump_profile(profile), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cost profile {path}: cannot write it: {error.strerror or error}") from None
 
 
-@copy_costs.register("profile")
-@dataclass(frozen=True)
-class ProfileCopyCost:
-    """Copy time from measured figures: a launch, and the bytes of K and V read and written.
+def shipped(hardware: str, model: str) -> Path | None:
+    """Return the file of the profile that comes along for two presets, or None if there is none."""
+    path = SHIPPED / hardware / f"{model}.json"
+    return path if path.is_file() else None
 
-    Parameters
-    ----------
-    path
-        File of a :class:`CostProfile`.
-    model, hardware
-        Those of the run; the profile must have been made for them.
-    """
 
-    name: ClassVar[str]
-    path: str
-    model: Model
-    hardware: Hardware
-    profile: CostProfile = field(init=False, repr=False)
-    share: float = field(init=False)
-    _launch_ns: float = field(init=False, repr=False, compare=False)
-    _token_ns: float = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        profile = _load_for(self.path, self.model, self.hardware)
-        computed = {
-            "profile": profile,
-            "share": profile.copy_share.value,
-            "_launch_ns": profile.copy_launch_ns.value,
-            "_token_ns": profile.copy_ns_per_byte.value * 2 * self.model.kv_bytes_per_token,
-        }
-        for name, value in computed.items():
-            object.__setattr__(self, name, value)
-
-    def copy_ns(self, tokens: int) -> int:
-        """Return the wall time of one launch that moves ``tokens`` tokens while a step runs beside it, in ns."""
-        return math.ceil(self._launch_ns + tokens * self._token_ns / self.share) if tokens else 0
-
-    def alone_ns(self, tokens: int) -> int:
-        """Return the wall time of one launch that moves ``tokens`` tokens while nothing else runs, in ns."""
-        return math.ceil(self._launch_ns + tokens * self._token_ns) if tokens else 0
-
-    def bandwidth_ns(self, tokens: int) -> int:
-        """Return how long the copy would keep the memory busy if it had it to itself, in ns."""
-        return math.ceil(tokens * self._token_ns)
-
-    def stretch_ns(self, step_ns: int, memory_ns: int, copy_bandwidth_ns: int) -> int:
-        """Return how much longer a step gets because of the copy work beside it, in ns."""
-        return contended_stretch(step_ns, memory_ns, copy_bandwidth_ns, self.share)
+def shipped_names() -> list[tuple[str, str]]:
+    """Return (hardware, model) of every profile that comes along, sorted."""
+    return sorted((path.parent.name, path.stem) for path in SHIPPED.glob("*/*.json"))

@@ -174,14 +174,15 @@ class SimConfig(BaseModel):
     )
     step_cost: str = _field(
         COSTS,
-        "roofline",
-        "Time of a step: roofline, linear:base_s=0.008,per_token_s=2e-5, or profile:FILE.",
+        "auto",
+        "Time of a step: auto (the measured profile that comes along for model and hardware, roofline where there is "
+        "none), roofline, linear:base_s=0.008,per_token_s=2e-5, profile:h100, or profile:FILE.",
         min_length=1,
     )
     copy_cost: str = _field(
         COSTS,
         "bandwidth",
-        "Time of a repack's copy: bandwidth, linear:base_s=0,per_token_s=2e-5, or profile:FILE.",
+        "Time of a repack's copy: bandwidth, linear:base_s=0,per_token_s=2e-5, profile:h100, or profile:FILE.",
         min_length=1,
     )
     score_reads: float = _field(
@@ -245,11 +246,13 @@ class SimConfig(BaseModel):
     def hash(self) -> str:
         """Return 16 hex digits that name everything which influences the result.
 
-        A file (trace, recorded attention, cost profile) enters by its content, so that moving it changes nothing.
-        Specifications enter with their parameters sorted. A field that is younger than the first stores enters only
+        A file (trace, recorded attention, cost profile) enters by its content, so that moving it changes nothing; so
+        does a profile that comes along, and the step cost ``auto`` enters as what it stands for. Specifications enter
+        with their parameters sorted. A field that is younger than the first stores enters only
         where it is not at its default, so that these stores keep their names.
         """
         values = self.model_dump()
+        values["step_cost"], values["copy_cost"] = _costs(self)
         for key in ("trace", "policy", "reclaimer", "attention", "step_cost", "copy_cost", "arrivals"):
             values[key] = _identity(values[key])
         for key in _LATER:
@@ -380,6 +383,26 @@ def _identity(spec: str | None) -> str | None:
         if Path(value).is_file():
             parameters[key] = "sha256:" + _digest(value)
     return name + ":" + ",".join(f"{key}={parameters[key]}" for key in sorted(parameters))
+
+
+def _costs(config: SimConfig) -> tuple[str, str]:
+    """Return the two cost specifications with ``auto`` resolved, and profiles by their files."""
+    from sim.serving.cost import resolve_step_cost, with_path
+    from sim.serving.hardware import get_hardware
+    from sim.serving.models import get_model
+    from sim.serving.profile_cost import find_profile
+
+    try:
+        model, hardware = get_model(config.model), get_hardware(config.hardware)
+        found = []
+        for spec in (resolve_step_cost(config.step_cost, model=model, hardware=hardware), with_path(config.copy_cost)):
+            name, parameters = parse_spec(spec)
+            if name == "profile" and "path" in parameters:
+                parameters["path"] = str(find_profile(parameters["path"], model.name))
+            found.append(name + ":" + ",".join(f"{key}={value}" for key, value in parameters.items()))
+    except InputError:
+        return config.step_cost, config.copy_cost  # the run will say so
+    return found[0], found[1]
 
 
 def _digest(path: str) -> str:

@@ -32,6 +32,9 @@ __all__ = ["NOBODY_SERVED", "build_engine", "simulate"]
 NOBODY_SERVED = "no request can be served"
 """How the error begins that says so."""
 
+KV_DTYPES = {1: "fp8", 2: "bf16", 4: "fp32"}
+"""What an element of the KV cache is called in an event log, by its bytes."""
+
 
 def simulate(
     config: SimConfig,
@@ -55,7 +58,7 @@ def simulate(
     dump_steps, dump_tables
         CSV files to write the state of every step to, and what every request was given.
     events
-        Parquet file to write the KV events to.
+        File to write the KV events to (docs/kv_events.md).
 
     Returns
     -------
@@ -76,9 +79,12 @@ def simulate(
     if outcome.summary["refused"] == outcome.summary["requests"]:
         raise InputError(f"{NOBODY_SERVED}; {outcome.summary['first_refusal'] or 'the trace is empty'}")
     if events is not None:
-        assert outcome.events is not None
-        outcome.events.save(events)
-    return _result(config, outcome)
+        log = outcome.events
+        assert log is not None
+        model = get_model(config.model)
+        log.model, log.kv_dtype = model.name, KV_DTYPES[model.kv_dtype_bytes]
+        log.save(events)
+    return _result(config, outcome, str(getattr(engine.step_cost, "about", engine.step_cost.name)))
 
 
 def build_engine(
@@ -151,12 +157,12 @@ def _open(config: SimConfig) -> Source:
     return source
 
 
-def _result(config: SimConfig, outcome: Outcome) -> RunResult:
+def _result(config: SimConfig, outcome: Outcome, step_cost: str) -> RunResult:
     digest = config.hash()
     return RunResult(
         config=config,
         config_hash=digest,
-        summary={**outcome.summary, "config_hash": digest, "seed": config.seed},
+        summary={**outcome.summary, "step_cost_used": step_cost, "config_hash": digest, "seed": config.seed},
         requests=outcome.requests,
         steps=outcome.steps,
         liveness=outcome.liveness,

@@ -51,9 +51,20 @@ def test_the_wheel_carries_the_default_trace(wheel: zipfile.ZipFile) -> None:
     assert "sim/workload/data/default.csv" in wheel.namelist()
 
 
+def test_the_wheel_carries_the_cost_profiles(wheel: zipfile.ZipFile) -> None:
+    profiles = {str(path.relative_to(ROOT)) for path in (ROOT / "sim" / "serving" / "data").rglob("*.json")}
+    assert len(profiles) > 20
+    assert profiles <= set(wheel.namelist())
+
+
 def test_one_command(wheel: zipfile.ZipFile) -> None:
     entry_points = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert wheel.read(entry_points).decode().split() == ["[console_scripts]", "vtoken", "=", "sim.cli:main"]
+    commands = ["calibrate", "replay", "validate"]
+    assert wheel.read(entry_points).decode().split() == [
+        *("[console_scripts]", "vtoken", "=", "sim.cli:main"),
+        "[vtoken.commands]",
+        *(word for name in commands for word in (name, "=", f"gpu_validate.cli:{name}")),
+    ]
 
 
 def test_an_editable_install_maps_the_packages_and_nothing_else(tmp_path: Path) -> None:

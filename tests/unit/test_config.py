@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.errors import InputError
+from sim.serving.profile import shipped
 from sim.study.config import DEFAULT_BUDGET, SimConfig, overlay
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
@@ -187,4 +188,21 @@ def test_hash_ignores_the_order_of_parameters() -> None:
 
 def test_hash_is_stable_across_releases() -> None:
     # Results in stores are found by it: changing it makes every store start anew.
-    assert SimConfig().hash() == "03bb1d928c74b49f"
+    assert SimConfig(step_cost="roofline").hash() == "03bb1d928c74b49f"
+
+
+def test_hash_takes_costs_for_what_they_stand_for(tmp_path: Path) -> None:
+    """A profile enters by its content, whoever names it; ``auto`` is what it resolves to."""
+    along = shipped("h100-sxm", "llama-3.1-8b")
+    assert along is not None
+    copy, other = tmp_path / "copy.json", tmp_path / "other.json"
+    copy.write_text(along.read_text())
+    other.write_text(along.read_text().replace("800000.0", "900000.0"))
+    names = ("auto", "profile:h100", "profile:path=h100-sxm", f"profile:{along}", f"profile:{copy}")
+    assert len({SimConfig(step_cost=name).hash() for name in names}) == 1
+    assert SimConfig(step_cost=f"profile:{other}").hash() != SimConfig().hash()
+    assert SimConfig(step_cost="auto:score_step_s=0.001").hash() != SimConfig().hash()
+    copies = [SimConfig(copy_cost=f"profile:{path}").hash() for path in ("h100", copy, other)]
+    assert copies[0] == copies[1] != copies[2]
+    without = SimConfig(hardware="l4")
+    assert without.hash() == without.replace(step_cost="roofline").hash()

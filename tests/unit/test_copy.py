@@ -1,14 +1,11 @@
 """Copy costs: times by hand, and a copy that is never free."""
 
-import json
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.errors import InputError
-from sim.serving.copy import CopyCost, build_copy_cost, contended_stretch, copy_costs
+from sim.serving.copy import Beside, CopyCost, build_copy_cost, contended_stretch, copy_costs
 from sim.serving.hardware import get_hardware
 from sim.serving.models import get_model
 
@@ -50,28 +47,20 @@ def test_nothing_to_move_takes_no_time(spec: str) -> None:
     assert build(spec).copy_ns(0) == build(spec).alone_ns(0) == build(spec).bandwidth_ns(0) == 0
 
 
-def test_profile(tmp_path: Path) -> None:
-    measured = {"provenance": "toy"}
-    content = {
-        "schema": "vtoken-cost-profile",
-        "version": 1,
-        "model": "llama-3.1-8b",
-        "hardware": None,
-        "provenances": {"toy": {"device": "none", "date": "2026-11-30", "source": "made up for this test"}},
-        "gemm_ns": measured | {"points": [[1, 1], [2, 2]]},
-        "copy_launch_ns": measured | {"value": 100},
-        "copy_ns_per_byte": measured | {"value": 1 / 131_072},
-        "copy_share": measured | {"value": 0.25},
-    }
-    zero = measured | {"value": 0}
-    others = ("step_overhead_ns", "attention_launch_ns", "attention_ns_per_byte", "sequence_ns", "prefill_ns_per_pair")
-    path = tmp_path / "profile.json"
-    path.write_text(json.dumps(content | dict.fromkeys(others, zero)))
-    cost = build(f"profile:{path}")
-    assert cost.bandwidth_ns(10) == 20
-    assert cost.copy_ns(10) == 100 + 80
-    assert cost.alone_ns(10) == 100 + 20
-    assert cost.stretch_ns(300, 300, 1000) == 100
+@pytest.mark.parametrize("spec", ["bandwidth", "linear:per_token_s=1e-6"])
+def test_steps_beside_a_copy_pay_for_it_once(spec: str) -> None:
+    """Steps bound by memory are longer by the copy's bytes all together, however many they are."""
+    cost = build(spec)
+    whole, parts = Beside(cost, 5000), Beside(cost, 5000)
+    assert whole.wall_ns == cost.copy_ns(5000)
+    long_ns = 4 * whole.wall_ns
+    assert whole.stretch_ns(long_ns, long_ns) == pytest.approx(cost.bandwidth_ns(5000), abs=2)
+    assert whole.stretch_ns(long_ns, long_ns) == 0, "all is paid"
+    short_ns = whole.wall_ns // 20
+    paid = [parts.stretch_ns(short_ns, short_ns) for _ in range(40)]
+    assert sum(paid) == pytest.approx(cost.bandwidth_ns(5000), rel=0.1)
+    assert paid[-1] == 0
+    assert parts.left_ns <= 0
 
 
 @pytest.mark.parametrize(
@@ -116,6 +105,7 @@ def test_work_is_conserved(step: int, share_of_step: float, copy: int, share: fl
         ("bandwidth:efficiency=1.2", "efficiency"),
         ("bandwidth:launch_s=-1", "launch_s"),
         ("profile:none.json", "No such file"),
+        ("profile:l4", "none comes along for model llama-3.1-8b on l4"),
     ],
 )
 def test_bad_specifications(spec: str, message: str) -> None:

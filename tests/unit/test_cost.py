@@ -1,8 +1,4 @@
-"""Step costs: exact where they are exact, by hand, against a measured run, and the profile's file."""
-
-import json
-from pathlib import Path
-from typing import Any
+"""Step costs: exact where they are exact, by hand, against a measured run; measured ones: see test_profile.py."""
 
 import pytest
 
@@ -10,7 +6,6 @@ from sim.errors import InputError
 from sim.serving.cost import StepCost, build_step_cost, step_costs
 from sim.serving.hardware import get_hardware
 from sim.serving.models import get_model
-from sim.serving.profile import CostProfile, load_profile, save_profile
 
 LLAMA = get_model("llama-3.1-8b")
 H100 = get_hardware("h100")
@@ -21,7 +16,7 @@ def build(spec: str) -> StepCost:
 
 
 def test_names() -> None:
-    assert step_costs.names() == ["linear", "profile", "roofline"]
+    assert step_costs.names() == ["auto", "linear", "profile", "roofline"]
 
 
 # ---- linear ----------------------------------------------------------------------------------------------------------
@@ -107,126 +102,16 @@ def test_roofline_against_a_measured_run() -> None:
     assert 256 * 1024 / (total_ns / 1e9) == pytest.approx(13_902, rel=0.10)
 
 
-# ---- profile ---------------------------------------------------------------------------------------------------------
+# ---- auto ------------------------------------------------------------------------------------------------------------
 
 
-def figure(value: float) -> dict[str, Any]:
-    return {"value": value, "provenance": "toy", "n": 3, "error": 0.05}
-
-
-@pytest.fixture
-def content() -> dict[str, Any]:
-    return {
-        "schema": "vtoken-cost-profile",
-        "version": 1,
-        "model": "llama-3.1-8b",
-        "hardware": "h100-sxm",
-        "provenances": {
-            "toy": {
-                "device": "none",
-                "date": "2026-11-30",
-                "source": "made up for this test",
-                "versions": {"torch": "2"},
-            }
-        },
-        "step_overhead_ns": figure(1000),
-        "gemm_ns": {"points": [[8, 100], [16, 100], [32, 260]], "provenance": "toy"},
-        "attention_launch_ns": figure(50),
-        "attention_ns_per_byte": figure(1 / 131_072),
-        "sequence_ns": figure(7),
-        "prefill_ns_per_pair": figure(0.5),
-        "copy_launch_ns": figure(11),
-        "copy_ns_per_byte": figure(1 / 131_072),
-        "copy_share": figure(0.5),
-    }
-
-
-def write(tmp_path: Path, content: object) -> Path:
-    path = tmp_path / "profile.json"
-    path.write_text(json.dumps(content))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("tokens", "gemm_ns"), [(1, 100), (8, 100), (12, 100), (16, 100), (20, 140), (32, 260), (64, 580)]
-)
-def test_profile_interpolates_and_extrapolates(
-    tmp_path: Path, content: dict[str, Any], tokens: int, gemm_ns: int
-) -> None:
-    cost = build(f"profile:{write(tmp_path, content)}")
-    # 1,000 + 50 fixed; 1 ns a slot read or written; 7 ns a sequence; half a ns a further pair
-    step_ns, memory_ns = cost.step_ns(tokens, 2, 500, 600)
-    assert step_ns == 1050 + gemm_ns + 500 + tokens + 14 + 50
-    assert memory_ns == 100 + 500 + tokens
-
-
-def test_profile_round_trip(tmp_path: Path, content: dict[str, Any]) -> None:
-    profile = load_profile(write(tmp_path, content))
-    assert profile.provenances[profile.sequence_ns.provenance].versions == {"torch": "2"}
-    assert isinstance(profile, CostProfile)
-    save_profile(profile, tmp_path / "again.json")
-    assert load_profile(tmp_path / "again.json") == profile
-    assert json.loads((tmp_path / "again.json").read_text())["schema"] == "vtoken-cost-profile"
-
-
-def change(content: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    *parents, last = path.split(".")
-    inner = content
-    for key in parents:
-        inner = inner[key]
-    if value is ...:
-        del inner[last]
-    else:
-        inner[last] = value
-    return content
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        ("schema", "other", "field schema"),
-        ("schema", ..., "'schema' is missing"),
-        ("version", 2, "field version"),
-        ("gemm_ns", ..., "field gemm_ns"),
-        ("gemm_ns.points", [[8, 100]], "field gemm_ns.points"),
-        ("gemm_ns.points", [[8, 100], [8, 200]], "increase"),
-        ("gemm_ns.points", [[8, 100], [16, -1]], "positive"),
-        ("gemm_ns.points", [[8, 100], [16, 90]], "extrapolated"),
-        ("sequence_ns.value", -1, "field sequence_ns.value"),
-        ("sequence_ns.provenance", "elsewhere", "no provenance is called 'elsewhere'"),
-        ("sequence_ns.surprise", 1, "field sequence_ns.surprise"),
-        ("copy_share.value", 1.0, "copy_share"),
-        ("provenances.toy.date", "yesterday", "field provenances.toy.date"),
-        ("model", "qwen3-8b", "field model: expected llama-3.1-8b, got qwen3-8b"),
-        ("hardware", "l4", "field hardware: expected h100-sxm, got l4"),
-    ],
-)
-def test_a_bad_profile_is_one_line(
-    tmp_path: Path, content: dict[str, Any], path: str, value: object, message: str
-) -> None:
-    file = write(tmp_path, change(content, path, value))
-    with pytest.raises(InputError) as caught:
-        build(f"profile:{file}")
-    assert message in str(caught.value)
-    assert str(file) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("{", "line 1: expected JSON"), ("[]", "expected a JSON object"), ("\xff", "UTF-8")]
-)
-def test_not_a_profile(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "profile.json"
-    path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(InputError, match=message):
-        load_profile(path)
-
-
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
-        build(f"profile:{tmp_path / 'none.json'}")
-    with pytest.raises(InputError, match="needs path"):
-        build("profile")
+def test_auto_is_the_profile_that_comes_along_or_else_the_roofline() -> None:
+    assert build("auto") == build("profile:h100-sxm")
+    assert build("auto:score_step_s=0.001") == build("profile:h100-sxm,score_step_s=0.001")
+    l4 = get_hardware("l4")
+    for parameters in ("", "score_step_s=0.001,step_overhead_s=0.002"):
+        cost = build_step_cost(f"auto:{parameters}", model=LLAMA, hardware=l4)
+        assert cost == build_step_cost(f"roofline:{parameters}", model=LLAMA, hardware=l4)
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
@@ -247,6 +132,8 @@ def test_no_file(tmp_path: Path) -> None:
         ("roofline:step_overhead_s=-1", "step_overhead_s"),
         ("roofline:score_request_s=-1", "score_request_s"),
         ("roofline:score_pair_bytes=-1", "score_pair_bytes: expected at least 0 bytes"),
+        ("auto:score_step_s=-1", "score_step_s: expected a number of at least 0"),
+        ("auto:score_stp_s=1", "did you mean 'score_step_s'"),
     ],
 )
 def test_bad_specifications(spec: str, message: str) -> None:

@@ -195,7 +195,7 @@ def test_scores_cost_reads(policy: str, factor: float):
 
     config = SimConfig(trace="poisson:rate=1,n=1,prompt=100,output=4", policy=policy, budget=1.0, reclaimer="naive")
     run = build_engine(config)
-    run._step_cost = Recorder()
+    run.step_cost = Recorder()
     run.run()
     # Prompt: 100 tokens, 100 * 101 / 2 pairs. Then one query over 101, 102, 103 tokens.
     plain = [(100, 1, 100, 5050), *((1, 1, n, n) for n in (101, 102, 103))]

@@ -8,9 +8,12 @@ from sim.errors import InputError
 from sim.serving.models import MODELS, Model, get_model, table
 
 ROUNDED = {"opt-13b"}  # its publisher gives the count in billions only
+MADE_UP = {"toy"}
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    "model", [model for model in MODELS.values() if model.name not in MADE_UP], ids=lambda m: m.name
+)
 def test_parameters_are_the_published_ones(model: Model) -> None:
     assert model.published_parameters is not None
     if model.name in ROUNDED:
@@ -19,9 +22,16 @@ def test_parameters_are_the_published_ones(model: Model) -> None:
         assert model.parameters == model.published_parameters
 
 
+@pytest.mark.parametrize("name", MADE_UP)
+def test_a_made_up_model_says_so(name: str) -> None:
+    assert MODELS[name].published_parameters is None
+    assert "made up" in MODELS[name].source
+
+
 @pytest.mark.parametrize(
     ("name", "kv_bytes"),
     [
+        ("toy", 1_024),
         ("llama-3.1-8b", 131_072),
         ("llama-3.1-70b", 327_680),
         ("qwen2.5-14b", 196_608),
