@@ -1,6 +1,7 @@
-"""The data plane of the simulator, on torch: empty so far.
+"""The data plane on torch: what the simulator says about KV memory, done on a real paged pool.
 
-This package is where the replay of a simulated KV event trace on a real paged KV pool will live, and the timing of
-attention and of token copies that goes with it. Nothing of that has been written yet, so importing it gives nothing;
-the simulator in :mod:`sim` is complete without it and never imports it.
+Replays a KV event log (``vtoken run --events``) step by step with real attention kernels and real token copies, judges
+the result, and measures what it costs. Of :mod:`sim` it shares the vocabulary, the interpreter of events, the planner
+of repacks and the cost profile; it runs where neither the engine nor SimPy is installed. Importing the package imports
+no torch.
 """

@@ -170,7 +170,7 @@ def _groups(path: Path | None, flags: dict[str, Any], taken: Sequence[str]) -> l
 def _search(
     questions: Sequence[tuple[Group, Question]], out: Path, checks: int, workers: int | None, quiet: bool
 ) -> Report:
-    from sim.study.progress import Progress
+    from sim.progress import Progress
     from sim.study.search import search
 
     progress = Progress(None if quiet else sys.stderr, "runs")

@@ -89,7 +89,7 @@ def _spec(path: Path | None, flags: dict[str, Any]) -> SweepSpec:
 
 
 def _run(spec: SweepSpec, out: Path, workers: int | None, limit: int | None) -> SweepReport:
-    from sim.study.progress import Progress
+    from sim.progress import Progress
     from sim.study.sweep import sweep as run_all
 
     progress = Progress(sys.stderr, "runs")

@@ -6,16 +6,19 @@ Events are in effect order and decisions are already taken, so that a replay nee
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-from sim.errors import InputError
-
-__all__ = ["EVENT", "EVENT_SCHEMA_VERSION", "KVEventLog", "Kind"]
+__all__ = ["CHUNK", "EVENT", "EVENT_SCHEMA_VERSION", "Events", "KVEventLog", "Kind"]
 
 EVENT_SCHEMA_VERSION = 2
+
+CHUNK = 1 << 16
+"""Events that a reader holds at a time."""
 
 
 class Kind(IntEnum):
@@ -67,6 +70,24 @@ EVENT = np.dtype(
 )
 
 
+class Events(Protocol):
+    """Events of one pool from first to last: a log in memory, or a file of them."""
+
+    @property
+    def block_size(self) -> int:
+        """Token slots a block."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool; block 0 is never handed out."""
+
+    def __len__(self) -> int:
+        """Return how many events there are."""
+
+    def chunks(self, events: int = CHUNK) -> Iterator[np.ndarray]:
+        """Yield arrays of :data:`EVENT`, none longer than ``events``."""
+
+
 class KVEventLog:
     """The events of a run, one record each (24 bytes).
 
@@ -76,29 +97,33 @@ class KVEventLog:
         Array of :data:`EVENT`.
     block_size, num_blocks
         Of the pool that the events happened to; block 0 is never handed out.
+    model, kv_dtype
+        Whose keys and values the pool held: the name of a preset and a type ("bf16"); empty if nobody said. A replay on
+        a real pool needs them, the events do not.
     """
 
-    def __init__(self, records: np.ndarray, block_size: int, num_blocks: int) -> None:
+    def __init__(
+        self, records: np.ndarray, block_size: int, num_blocks: int, *, model: str = "", kv_dtype: str = ""
+    ) -> None:
         self.records = records
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.model = model
+        self.kv_dtype = kv_dtype
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def save(self, path: Path) -> None:
-        """Write the log as Parquet, one column a field, with version and pool geometry in the file's metadata."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    def chunks(self, events: int = CHUNK) -> Iterator[np.ndarray]:
+        """Yield the records, so many at a time."""
+        for first in range(0, len(self.records), events):
+            yield self.records[first : first + events]
 
-        meta = {
-            "vtoken.kv_events": str(EVENT_SCHEMA_VERSION),
-            "block_size": str(self.block_size),
-            "num_blocks": str(self.num_blocks),
-        }
-        columns = {name: np.ascontiguousarray(self.records[name]) for name in EVENT.names or ()}
-        columns["kind"] = columns["kind"].astype(np.int8)
-        pq.write_table(pa.table(columns).replace_schema_metadata(meta), path, compression="zstd")
+    def save(self, path: Path) -> None:
+        """Write the log as a file: Parquet or, if the name ends in ``.npz``, NumPy arrays."""
+        from sim.kv.event_file import write_events
+
+        write_events(self, path)
 
     @classmethod
     def load(cls, path: Path) -> KVEventLog:
@@ -109,20 +134,8 @@ class KVEventLog:
         InputError
             If the file is not such a log, is truncated, or is of another version.
         """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        from sim.kv.event_file import EventFile
 
-        try:
-            table = pq.read_table(path)
-        except FileNotFoundError:
-            raise InputError(f"{path}: no such file") from None
-        except (pa.ArrowInvalid, OSError) as error:
-            raise InputError(f"{path}: not a KV event log (Parquet): {error}") from None
-        meta = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-        version = meta.get("vtoken.kv_events")
-        if version != str(EVENT_SCHEMA_VERSION):
-            raise InputError(f"{path}: KV event log version {version}, expected {EVENT_SCHEMA_VERSION}")
-        records = np.zeros(table.num_rows, EVENT)
-        for name in EVENT.names or ():
-            records[name] = table[name].to_numpy()
-        return cls(records, int(meta["block_size"]), int(meta["num_blocks"]))
+        file = EventFile(path)
+        records = np.concatenate([np.zeros(0, EVENT), *file.chunks()])
+        return cls(records, file.block_size, file.num_blocks, model=file.model, kv_dtype=file.kv_dtype)

@@ -11,17 +11,23 @@ Where prefixes are shared: a block that several tables list is never written, no
 have the same sources, which are all of one another's readers, and end together with strictly fewer blocks in use; and a
 cached block that a request is given holds, slot by slot, the tokens that the request would compute there, written by a
 request that had not evicted anything.
+
+What it remembers is what is alive: of a request that has ended, one bit.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from sim.kv.blocks import Why
-from sim.kv.events import EVENT, Kind, KVEventLog
+from sim.kv.events import EVENT, Events, Kind
 
-__all__ = ["Replay", "ReplayError"]
+__all__ = ["FIELDS", "Replay", "ReplayError"]
+
+FIELDS = list(EVENT.names or ())[1:]
+"""Of an event, what :meth:`Replay.apply` takes: all but the time."""
 
 
 class ReplayError(ValueError):
@@ -39,7 +45,6 @@ class _Request:
     alive: bool = True
     pure: bool = True
     """It has evicted nothing: what it computes is what any request with these tokens would compute."""
-    done: bool = False
 
 
 @dataclass(slots=True)
@@ -86,17 +91,23 @@ class Replay:
         self.contents: dict[int, tuple[int, int, bool]] = {}
         """Slot -> what was written to it last: (request, logical position, whether the request was pure)."""
         self.count = 0
+        self.step = -1
+        """Number of the last step."""
+        self._scheduled = 0  # tokens since then
         self._same = same
-        self._groups: dict[int, _Group] = {}
+        self._reads: Counter[int] = Counter()  # block -> plans in flight that copy from it
+        self._fills: dict[int, _Plan] = {}  # block -> the plan that copies to it
+        self._ended: dict[int, int] = {}  # a thousand requests a number, a bit each
         self._handlers: dict[int, Callable[[int, int, int], None]] = {
             int(kind): getattr(self, f"_{kind.name.lower()}") for kind in Kind
         }
 
     @classmethod
-    def of(cls, log: KVEventLog, same: Callable[[int, int, int], bool] | None = None) -> Replay:
+    def of(cls, log: Events, same: Callable[[int, int, int], bool] | None = None) -> Replay:
         """Replay a whole log and check the end."""
         replay = cls(log.block_size, log.num_blocks, same)
-        replay.apply(log.records[list(EVENT.names or ())[1:]].tolist())
+        for records in log.chunks():
+            replay.apply(records[FIELDS].tolist())
         replay.check()
         return replay
 
@@ -108,11 +119,14 @@ class Replay:
         ReplayError
             If one breaks an invariant or makes no sense here.
         """
+        handlers = self._handlers
         for kind, req, a, b in events:
             try:
-                self._handlers[kind](req, a, b)
-            except (ReplayError, KeyError, IndexError, ValueError) as error:
-                raise ReplayError(f"event {self.count} ({Kind(kind).name} req={req} a={a} b={b}): {error}") from error
+                handlers[kind](req, a, b)
+            except (ReplayError, KeyError, IndexError, ValueError, StopIteration) as error:
+                name = Kind(kind).name if kind in handlers else f"unknown kind {kind}"
+                what = str(error) if isinstance(error, ReplayError) else f"nothing is there: {error}"
+                raise ReplayError(f"event {self.count} ({name} req={req} a={a} b={b}): {what}") from error
             self.count += 1
 
     def check(self) -> None:
@@ -125,9 +139,14 @@ class Replay:
             for position, slot in request.slots.items():
                 _need(self.tokens[slot].get(number) == position, f"request {number} lost token {position}")
                 _need(slot // self.block_size in request.table, f"token {position} of {number} is outside its table")
+        reads: Counter[int] = Counter()
         for plan in self.plans.values():
+            reads.update(plan.sources)
             for block in plan.destinations:
                 _need(self.holders.get(block) == 0, f"destination {block} is held by a table before the commit")
+                _need(self._fills[block] is plan, f"destination {block} is filled by another plan")
+        _need(reads == self._reads, "blocks that copies read are miscounted")
+        _need(len(self._fills) == sum(len(p.destinations) for p in self.plans.values()), "a copy fills nothing")
         _need({b: n for b, n in self.holders.items() if n} == held, "blocks held differ from blocks listed")
         count = sum(len(owners) for owners in self.tokens.values())
         _need(count == sum(len(r.slots) for r in self.requests.values()), "slots hold tokens of nobody")
@@ -138,11 +157,15 @@ class Replay:
 
     # -- handlers ------------------------------------------------------------------------------------------------------
 
-    def _step(self, req: int, a: int, b: int) -> None:
-        pass
+    def _step(self, req: int, number: int, tokens: int) -> None:
+        _need(number > self.step, f"step {self.step} was before it")
+        _need(tokens == self._scheduled, f"{self._scheduled} tokens were written for it")
+        self.step = number
+        self._scheduled = 0
 
     def _admit(self, req: int, a: int, b: int) -> None:
         _need(req not in self.requests or not self.requests[req].alive, "it is admitted already")
+        _need(not self._has_ended(req), "it is done")
         self.requests[req] = _Request()
 
     def _share(self, req: int, block: int, b: int) -> None:
@@ -168,47 +191,63 @@ class Replay:
 
     def _append(self, req: int, first: int, count: int) -> None:
         request = self._live(req)
+        size, slots, tokens, contents, pure = self.block_size, request.slots, self.tokens, self.contents, request.pure
         _need(first == request.length, f"the next logical position is {request.length}")
-        for i in range(count):
-            block = request.table[request.written // self.block_size]
+        _need(count > 0, "no token is written")
+        end = first + count
+        while first < end:
+            index, offset = divmod(request.written, size)
+            block = request.table[index]
             _need(not self._in_flight(block), f"block {block} is being copied")
             _need(self.holders[block] == 1, f"block {block} is shared")
-            slot = block * self.block_size + request.written % self.block_size
-            self._place(req, first + i, slot)
-            self.contents[slot] = req, first + i, request.pure
-            request.written += 1
+            fit = min(end - first, size - offset)
+            slot = block * size + offset
+            for position in range(first, first + fit):
+                _need(slot not in tokens, f"slot {slot} holds a live token")
+                tokens[slot] = {req: position}
+                slots[position] = slot
+                contents[slot] = req, position, pure
+                slot += 1
+            request.written += fit
+            first += fit
         request.length += count
+        self._scheduled += count
 
     def _evict(self, req: int, position: int, slot: int) -> None:
         request = self._live(req)
-        _need(request.slots.get(position) == slot, f"token {position} is at {request.slots.get(position)}")
+        if request.slots.get(position) != slot:
+            raise ReplayError(f"token {position} is at {request.slots.get(position)}")
         del request.slots[position]
         request.pure = False
         self._remove(req, slot)
 
     def _free(self, req: int, block: int, why: int) -> None:
-        request = self.requests[req]
+        request = self.requests.get(req, _Request(alive=False))  # one that has ended, of which a copy ends now
         # A request that is back may have found a block in the cache that a copy of its former life still reads.
         if block in request.table and why != Why.CANCEL:
             mine = any(p.req == req and not p.cancelled and block in p.sources for p in self.plans.values())
             _need(not mine, "a copy in flight uses it")
             if request.alive:
-                self._need_empty(request, block)
+                self._need_empty(req, block)
                 index = request.table.index(block)
                 # A whole block's slots; of the tail those written, of a block kept behind it none.
                 request.written -= max(0, min(self.block_size, request.written - index * self.block_size))
             else:
-                for position in [p for p, slot in request.slots.items() if slot // self.block_size == block]:
-                    self._remove(req, request.slots.pop(position))
+                self._forget(req, request, block)
             request.table.remove(block)
             self.holders[block] -= 1
+            self._drop_if_gone(req)
         else:
-            for number, plan in list(self.plans.items()):
+            for number, plan in self.plans.items():
                 if plan.req == req and (block in plan.sources or block in plan.destinations):
                     _need(plan.copied, f"plan {number} still copies")
-                    (plan.sources if block in plan.sources else plan.destinations).remove(block)
-                    if not plan.sources and not plan.destinations:
-                        del self.plans[number]
+                    if block in plan.sources:
+                        plan.sources.remove(block)
+                        self._unread(block)
+                    else:
+                        plan.destinations.remove(block)
+                        del self._fills[block]
+                    self._drop_plan_if_gone(number, plan)
                     break
             else:
                 _need(False, f"request {req} does not hold it (why={why})")
@@ -225,23 +264,28 @@ class Replay:
     def _group(self, req: int, number: int, first: int) -> None:
         plan = self.plans[number]
         _need(plan.req == req and not plan.sources, "it has sources already")
-        if number == first:
-            self._groups[first] = _Group()
-        plan.group = self._groups[first]
+        plan.group = _Group() if number == first else self.plans[first].group
+        _need(plan.group is not None, f"plan {first} is of no group")
+        assert plan.group is not None
         plan.group.plans.append(plan)
 
     def _source(self, req: int, block: int, number: int) -> None:
         mine = self.plans[number]
-        others = [p for p in self.plans.values() if p.group is None or p.group is not mine.group]
-        _need(all(block not in p.sources and block not in p.destinations for p in others), "another plan uses it")
+        if self._in_flight(block):
+            others = [p for p in self.plans.values() if p.group is None or p.group is not mine.group]
+            _need(all(block not in p.sources and block not in p.destinations for p in others), "another plan uses it")
         _need(mine.group is not None or self.holders[block] == 1, "it is shared")
         _need(block in self._live(req).table, "it is not in the table")
         mine.sources.append(block)
+        self._reads[block] += 1
 
     def _reserve(self, req: int, block: int, number: int) -> None:
         self._take(block)
-        self.holders[block] = 0
-        self.plans[number].destinations.append(block)
+        plan = self.plans[number]
+        plan.destinations.append(block)
+        self._fills[block] = plan
+        for slot in self._slots(block):
+            self.contents.pop(slot, None)  # the copy writes there, whatever becomes of the plan
 
     def _copied(self, req: int, number: int, b: int) -> None:
         plan = self.plans[number]
@@ -250,22 +294,30 @@ class Replay:
             given = [p.sources for p in plan.group.plans if not p.copied and not p.cancelled]
             _need(all(sources == given[0] for sources in given), "the sources of its group differ")
         plan.copied = True
-        if plan.cancelled and not plan.sources and not plan.destinations:
-            del self.plans[number]
+        if plan.cancelled:
+            self._drop_plan_if_gone(number, plan)
 
     def _move(self, req: int, source: int, target: int) -> None:
         request = self._live(req)
-        position = self.tokens[source][req]
+        tokens = self.tokens
+        owners = tokens[source]
+        position = owners[req]
         block = target // self.block_size
-        if block not in request.table:
-            plan = next(p for p in self.plans.values() if block in p.destinations)
+        if block in self._fills:
+            plan = self._fills[block]
             _need(plan.req == req and plan.copied and not plan.cancelled, "its plan is not ready")
             _need(source // self.block_size in plan.sources, "the source is not in the plan")
             plan.moves += 1
-        else:
-            _need(self.holders[block] == 1 and not self._in_flight(block), f"block {block} is shared")
-        self._remove(req, source)
-        self._place(req, position, target)
+        elif self.holders.get(block) != 1 or block in self._reads or block not in request.table:
+            _need(block in request.table, f"block {block} is not in the table")
+            raise ReplayError(f"block {block} is shared or being copied")
+        if target in tokens:
+            raise ReplayError(f"slot {target} holds a live token")
+        del owners[req]
+        if not owners:
+            del tokens[source]
+        tokens[target] = {req: position}
+        request.slots[position] = target
         self.contents[target] = self.contents[source]
 
     def _commit(self, req: int, number: int, index: int) -> None:
@@ -276,7 +328,7 @@ class Replay:
         _need(request.table[index : index + len(plan.sources)] == plan.sources, "sources are not where it says")
         freed = 0
         for block in plan.sources:
-            self._need_empty(request, block)
+            self._need_empty(req, block)
             self.holders[block] -= 1
             freed += self.holders[block] == 0
         if plan.group is None:
@@ -294,6 +346,7 @@ class Replay:
         for block in kept:
             self.holders[block] = 1
             plan.destinations.remove(block)
+            del self._fills[block]
 
     def _commit_of(self, group: _Group, freed: int, kept: int) -> None:
         """Count one plan of a group; with the last one the group must have freed more blocks than it took."""
@@ -309,15 +362,17 @@ class Replay:
         _need(plan.group is None or not plan.group.committed, "others of its group took effect")
         plan.cancelled = True
         if plan.copied:
+            for block in plan.sources:
+                self._unread(block)
             plan.sources.clear()  # they stay in the table
 
     def _defer(self, req: int, block: int, b: int) -> None:
         request = self.requests[req]
         _need(any(p.req == req and block in p.sources for p in self.plans.values()), "no copy uses it")
-        for position in [p for p, slot in request.slots.items() if slot // self.block_size == block]:
-            self._remove(req, request.slots.pop(position))
+        self._forget(req, request, block)
         request.table.remove(block)
         self.holders[block] -= 1
+        self._drop_if_gone(req)
 
     def _leave(self, req: int) -> None:
         self._live(req).alive = False
@@ -326,11 +381,11 @@ class Replay:
         self._leave(req)
 
     def _finish(self, req: int, a: int, b: int) -> None:
-        request = self.requests[req]
-        _need(not request.done, "it is done already")
-        request.done = True
-        if request.alive:
+        _need(not self._has_ended(req), "it is done already")
+        if self.requests[req].alive:
             self._leave(req)  # if not, it was preempted with its last token on its way
+        self._ended[req >> 10] = self._ended.get(req >> 10, 0) | 1 << (req & 1023)
+        self._drop_if_gone(req)
 
     def _pack(self, req: int, written: int, b: int) -> None:
         request = self._live(req)
@@ -345,9 +400,22 @@ class Replay:
     # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _live(self, req: int) -> _Request:
-        request = self.requests[req]
-        _need(request.alive, "it has no table")
+        request = self.requests.get(req)
+        if request is None or not request.alive:
+            raise ReplayError(f"request {req} has no table")
         return request
+
+    def _has_ended(self, req: int) -> bool:
+        return bool(self._ended.get(req >> 10, 0) >> (req & 1023) & 1)
+
+    def _drop_if_gone(self, req: int) -> None:
+        """Forget a request that is done and has given back its last block."""
+        if not self.requests[req].table and self._has_ended(req):
+            del self.requests[req]
+
+    def _drop_plan_if_gone(self, number: int, plan: _Plan) -> None:
+        if not plan.sources and not plan.destinations:
+            del self.plans[number]
 
     def _take(self, block: int) -> None:
         _need(0 < block < self.num_blocks, f"block {block} is not in the pool")
@@ -355,16 +423,30 @@ class Replay:
         self.holders[block] = 0
 
     def _in_flight(self, block: int) -> bool:
-        return any(block in plan.sources or block in plan.destinations for plan in self.plans.values())
+        return block in self._reads or block in self._fills
+
+    def _unread(self, block: int) -> None:
+        """One copy fewer reads the block."""
+        self._reads[block] -= 1
+        if not self._reads[block]:
+            del self._reads[block]
+
+    def _slots(self, block: int) -> range:
+        return range(block * self.block_size, (block + 1) * self.block_size)
 
     def _occupied(self, block: int) -> bool:
-        size = self.block_size
-        return any(slot in self.tokens for slot in range(block * size, block * size + size))
+        return any(slot in self.tokens for slot in self._slots(block))
 
-    def _need_empty(self, request: _Request, block: int) -> None:
-        size = self.block_size
-        left = [p for p, slot in request.slots.items() if slot // size == block]
+    def _need_empty(self, req: int, block: int) -> None:
+        left = [self.tokens[slot][req] for slot in self._slots(block) if req in self.tokens.get(slot, ())]
         _need(not left, f"tokens {left[:3]} are left in block {block}")
+
+    def _forget(self, req: int, request: _Request, block: int) -> None:
+        """Take the tokens of a request out of a block that it gives back."""
+        for slot in self._slots(block):
+            if req in self.tokens.get(slot, ()):
+                del request.slots[self.tokens[slot][req]]
+                self._remove(req, slot)
 
     def _place(self, req: int, position: int, slot: int, *, shared: bool = False) -> None:
         owners = self.tokens.setdefault(slot, {})

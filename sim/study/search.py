@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sim.errors import InputError
+from sim.progress import Progress
 from sim.study.bisection import Axis, Found, highest
 from sim.study.check import check
 from sim.study.config import SimConfig
 from sim.study.export import write_atomically
-from sim.study.progress import Progress
 from sim.study.result import RunResult, to_json
 from sim.study.spec import Run, SweepSpec
 from sim.study.store import Store

@@ -20,10 +20,10 @@ from multiprocessing.connection import wait as wait_for_end
 from pathlib import Path
 
 from sim.errors import InputError, NoProgressError
+from sim.progress import Progress
 from sim.study.check import check
 from sim.study.config import SimConfig
 from sim.study.export import write_atomically
-from sim.study.progress import Progress
 from sim.study.result import RunResult
 from sim.study.spec import Plan, Run, SweepSpec
 from sim.study.store import Aside, Store

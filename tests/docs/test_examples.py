@@ -88,6 +88,14 @@ def test_the_worked_example_of_a_repack(tmp_path: Path) -> None:
     assert [printed] == shown
 
 
+def test_the_fit_of_the_page_on_profiles(capsys: pytest.CaptureFixture[str]) -> None:
+    ((_, _, text),) = [block for block in blocks("profiles.md") if block[0] == "python"]
+    exec(compile(text, "profiles.md", "exec"), {})
+    value, low, high = (float(part) for part in re.findall(r"[\d.]+", capsys.readouterr().out))
+    assert low < value < high
+    assert value == pytest.approx(3.2e-4, rel=0.02)
+
+
 def test_configuration_is_up_to_date() -> None:
     script = runpy.run_path(str(DOCS / "configuration_md.py"))
     expected = script["page"](SimConfig.model_json_schema())

@@ -22,13 +22,13 @@ def loaded_by(*modules: str) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(result.stdout)}
 
 
-@pytest.mark.parametrize("module", ["sim", "sim.errors", "sim.registry", "sim.cli"])
+@pytest.mark.parametrize("module", ["sim", "sim.errors", "sim.registry", "sim.cli", "gpu_validate", "gpu_validate.cli"])
 def test_nothing_heavy_is_imported_up_front(module: str) -> None:
     assert loaded_by(module).isdisjoint(HEAVY)
 
 
 def test_the_command_line_starts_without_numpy() -> None:
-    assert "numpy" not in loaded_by("sim.cli")
+    assert "numpy" not in loaded_by("sim.cli", "gpu_validate.cli", "gpu_validate.__main__")
 
 
 def public_modules() -> list[str]:

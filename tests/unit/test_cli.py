@@ -180,7 +180,7 @@ def test_long_runs_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch, capsys:
         return made_up.result(config, 10, 10)
 
     monkeypatch.setattr("sim.study.run.simulate", slow)
-    monkeypatch.setattr("sim.study.progress.Progress.PIPE_S", 0.0)
+    monkeypatch.setattr("sim.progress.Progress.PIPE_S", 0.0)
     assert cli.main(["run", "--json"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith("3/4 requests, ")

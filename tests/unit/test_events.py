@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from sim import SimConfig, simulate
 from sim.errors import InputError
 from sim.kv.events import EVENT, Kind, KVEventLog
 from sim.kv.replay import Replay
@@ -77,3 +78,22 @@ def test_a_truncated_file_is_refused(log: KVEventLog, tmp_path: Path):
 def test_a_missing_file_is_refused(tmp_path: Path):
     with pytest.raises(InputError, match="no such file"):
         KVEventLog.load(tmp_path / "none.parquet")
+
+
+def test_a_run_says_whose_kv_cache_it_was(tmp_path: Path):
+    trace, cost = "poisson:rate=20,n=3,prompt=20,output=4", "linear:base_s=0.01,per_token_s=0"
+    config = SimConfig(trace=trace, model="qwen2.5-7b", kv_blocks=40, step_cost=cost)
+    simulate(config, events=tmp_path / "events.parquet")
+    log = KVEventLog.load(tmp_path / "events.parquet")
+    assert (log.model, log.kv_dtype) == ("qwen2.5-7b", "bf16")
+    log.save(tmp_path / "events.npz")
+    again = KVEventLog.load(tmp_path / "events.npz")
+    assert (again.model, again.kv_dtype) == ("qwen2.5-7b", "bf16")
+    assert (again.records == log.records).all()
+
+
+def test_chunks_are_the_records_in_order(log: KVEventLog):
+    for events in (1, 100, len(log), 1 << 20):
+        parts = list(log.chunks(events))
+        assert all(0 < len(part) <= events for part in parts)
+        assert (np.concatenate(parts) == log.records).all()

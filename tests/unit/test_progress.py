@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from sim.study.progress import Progress
+from sim.progress import Progress
 
 
 class Terminal(io.StringIO):

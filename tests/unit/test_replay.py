@@ -210,6 +210,44 @@ UNLAWFUL: dict[str, tuple[list[Event], str]] = {
         [*planned(), (Kind.CANCEL, 0, 0, 0), (Kind.COPIED, 0, 0, 0), (Kind.COMMIT, 0, 0, 0)],
         "not ready",
     ),
+    "step again": ([(Kind.STEP, -1, 4, 0), (Kind.STEP, -1, 4, 0)], "step 4 was before it"),
+    "step of other tokens": ([*admitted(1, tokens=3), (Kind.STEP, -1, 0, 4)], "3 tokens were written for it"),
+    "step of tokens that the one before had": (
+        [*admitted(1, tokens=3), (Kind.STEP, -1, 0, 3), (Kind.STEP, -1, 1, 3)],
+        "0 tokens were written for it",
+    ),
+    "no token": ([*admitted(1, tokens=3), (Kind.APPEND, 0, 3, 0)], "no token is written"),
+    "done twice": ([*admitted(1, tokens=3), *[(Kind.FINISH, 0, 3, 0)] * 2], "done already"),
+    "done twice, the second time without blocks": (
+        [*admitted(1, tokens=3), (Kind.FINISH, 0, 3, 0), (Kind.FREE, 0, 1, Why.RELEASE), (Kind.FINISH, 0, 3, 0)],
+        "done already",
+    ),
+    "back when it was done": (
+        [*admitted(1, tokens=3), (Kind.FINISH, 0, 3, 0), (Kind.FREE, 0, 1, Why.RELEASE), (Kind.ADMIT, 0, 0, 3)],
+        "it is done",
+    ),
+    "free of somebody unknown": ([(Kind.FREE, 7, 1, Why.RELEASE)], "request 7 does not hold it"),
+    "move to its own slot": ([*admitted(1, tokens=3), (Kind.MOVE, 0, 4, 4)], "slot 4 holds a live token"),
+    "move out of the table": ([*admitted(1, tokens=3), (Kind.MOVE, 0, 4, 20)], "block 5 is not in the table"),
+    "move to where a copy reads": ([*planned(), (Kind.MOVE, 0, 16, 5)], "block 1 is shared or being copied"),
+    "hit of what a cancelled copy wrote over": (
+        [
+            *shared(),
+            (Kind.FINISH, 0, 12, 0),
+            *((Kind.FREE, 0, block, Why.RELEASE) for block in (1, 2, 3)),
+            *admitted(4, 5, tokens=8, req=1),
+            (Kind.EVICT, 1, 0, 16),
+            (Kind.PLAN, 1, 0, 3),
+            (Kind.SOURCE, 1, 4, 0),
+            (Kind.RESERVE, 1, 1, 0),
+            (Kind.CANCEL, 1, 0, 0),
+            (Kind.COPIED, 1, 0, 0),
+            (Kind.FREE, 1, 1, Why.CANCEL),
+            (Kind.ADMIT, 2, 4, 0),
+            (Kind.SHARE, 2, 1, 0),
+        ],
+        "slot 0 holds token -1, not 0",
+    ),
     "pack that did not close all gaps": ([*thinned(), (Kind.PACK, 0, 4, 0)], "5 tokens are alive"),
 }
 
@@ -242,6 +280,26 @@ def test_writing_into_a_block_that_is_being_copied_is_refused():
     out.apply([*admitted(1, 2, tokens=6), (Kind.PLAN, 0, 0, 6), (Kind.SOURCE, 0, 1, 0), (Kind.SOURCE, 0, 2, 0)])
     with pytest.raises(ReplayError, match="block 2 is being copied"):
         out.apply([(Kind.APPEND, 0, 6, 1)])
+
+
+def test_an_unknown_kind_is_named():
+    with pytest.raises(ReplayError, match=r"event 0 \(unknown kind 99 req=1 a=2 b=3\)"):
+        replay([(99, 1, 2, 3)])
+
+
+def test_what_has_ended_is_forgotten():
+    out = replay([*admitted(1, tokens=3), (Kind.FINISH, 0, 3, 0), (Kind.FREE, 0, 1, Why.RELEASE)])
+    assert not out.requests
+    assert not out.tokens
+    # A plan outlives its request until its fence.
+    left = [(Kind.CANCEL, 0, 0, 0), (Kind.FINISH, 0, 14, 0), *((Kind.DEFER, 0, b, 0) for b in (1, 2, 3))]
+    out = replay([*planned(), *left, (Kind.FREE, 0, 4, Why.RELEASE)])
+    assert not out.requests
+    assert out.plans
+    out.apply([(Kind.COPIED, 0, 0, 0), *((Kind.FREE, 0, block, Why.CANCEL) for block in (5, 1, 2, 3))])
+    out.check()
+    assert not out.plans
+    assert not out.holders
 
 
 def test_a_leaked_block_is_found_at_the_end():

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sim.errors import InputError
+from sim.progress import Progress
 from sim.study.config import SimConfig
-from sim.study.progress import Progress
 from sim.study.result import RunResult
 from sim.study.spec import SweepSpec
 from sim.study.store import Store

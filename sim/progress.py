@@ -27,7 +27,7 @@ class Progress:
 
     def __init__(self, stream: TextIO | None, unit: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
-        self._unit = unit
+        self.unit = unit
         self._clock = clock
         self._terminal = stream is not None and stream.isatty()
         self._every_s = self.TERMINAL_S if self._terminal else self.PIPE_S
@@ -54,9 +54,9 @@ class Progress:
         """Return the line: ``12/36 runs, 1.4 runs/s, 17 s left``."""
         elapsed_s = self._clock() - self._start_s
         rate = self.done / elapsed_s if elapsed_s > 0 else 0.0
-        parts = [f"{self.done:,}{'' if self.total is None else f'/{self.total:,}'} {self._unit}"]
+        parts = [f"{self.done:,}{'' if self.total is None else f'/{self.total:,}'} {self.unit}"]
         if rate:
-            parts.append(f"{rate:,.3g} {self._unit}/s" if rate < 100 else f"{rate:,.0f} {self._unit}/s")
+            parts.append(f"{rate:,.3g} {self.unit}/s" if rate < 100 else f"{rate:,.0f} {self.unit}/s")
             if self.total is not None:
                 parts.append(f"{_duration((self.total - self.done) / rate)} left")
         return ", ".join([*parts, note] if note else parts)

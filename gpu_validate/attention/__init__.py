@@ -1,0 +1,1 @@
+"""Decode attention over the paged pool: one seam, several backends."""
