@@ -80,6 +80,18 @@ def test_queues_and_lookahead_make_no_difference(queue: str, lookahead: int):
     assert report.queue == queue
 
 
+@pytest.mark.parametrize("visible", ["listed", "live"])
+def test_chunks_of_requests_that_have_lost_tokens(visible: str):
+    """No engine writes several tokens at once behind dead ones; the device can."""
+    log = Driver(2, size=4, blocks=60, steps=12).log
+    dead = 0
+    for work in Program(log, live=True):
+        lost = work.lengths - work.live_mask(4).sum(1)
+        dead += int((~work.decode & (lost > 0)).sum())
+    assert dead > 3
+    verified(log, visible=visible)
+
+
 def test_the_copy_of_a_cancelled_plan_may_run_up_to_its_fence():
     log = Driver(5, size=4, blocks=60, steps=20).log
     assert (log.records["kind"] == Kind.CANCEL).any()

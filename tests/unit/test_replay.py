@@ -291,6 +291,10 @@ def test_what_has_ended_is_forgotten():
     out = replay([*admitted(1, tokens=3), (Kind.FINISH, 0, 3, 0), (Kind.FREE, 0, 1, Why.RELEASE)])
     assert not out.requests
     assert not out.tokens
+    # One whose last token came when it had been preempted has no block left to give back.
+    gone = [(Kind.PREEMPT, 0, 3, 0), (Kind.FREE, 0, 1, Why.RELEASE)]
+    assert replay([*admitted(1, tokens=3), *gone]).requests
+    assert not replay([*admitted(1, tokens=3), *gone, (Kind.FINISH, 0, 3, 0)]).requests
     # A plan outlives its request until its fence.
     left = [(Kind.CANCEL, 0, 0, 0), (Kind.FINISH, 0, 14, 0), *((Kind.DEFER, 0, b, 0) for b in (1, 2, 3))]
     out = replay([*planned(), *left, (Kind.FREE, 0, 4, Why.RELEASE)])
