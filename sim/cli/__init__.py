@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.metadata import EntryPoint
 
     import typer
 
@@ -75,8 +76,23 @@ def app(only: str | None = None) -> typer.Typer:
         else:
             _add(command, name, root.not_loaded, panel, text)
     for entry in entry_points(group=PLUGINS):
-        _add(command, entry.name, entry.load(), None, None)
+        found, said = (root.not_loaded, None) if only in COMMANDS else _plugin(entry, wanted=only == entry.name)
+        _add(command, entry.name, found, None, said)
     return command
+
+
+def _plugin(entry: EntryPoint, *, wanted: bool) -> tuple[Any, str | None]:
+    """Load another package's command; what cannot be loaded says so in the list, and stops nobody but who wants it."""
+    from sim.cli import root
+    from sim.errors import InputError
+
+    try:
+        return entry.load(), None
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        if wanted:
+            raise InputError(f"command {entry.name!r} ({entry.value}) cannot be loaded: {why}") from error
+        return root.not_loaded, f"Cannot be loaded: {why}"
 
 
 def _add(command: typer.Typer, name: str, what: Any, panel: str | None, text: str | None) -> None:

@@ -306,6 +306,25 @@ def test_commands_of_other_packages_are_found(monkeypatch: pytest.MonkeyPatch) -
     assert "hello from elsewhere" in CliRunner().invoke(cli.app("elsewhere"), ["elsewhere", "hello"]).output
 
 
+def test_a_command_that_cannot_be_loaded_stops_only_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken:
+        name, value = "broken", "nowhere:app"
+
+        def load(self) -> object:
+            raise ModuleNotFoundError("No module named 'nowhere'")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Broken()] if group == cli.PLUGINS else [])
+    assert cli.main(["broken"]) == 2
+    assert capsys.readouterr().err == (
+        "error: command 'broken' (nowhere:app) cannot be loaded: ModuleNotFoundError: No module named 'nowhere'\n"
+    )
+    assert cli.main(["models"]) == 0
+    assert cli.main(["--help"]) == 0
+    assert "Cannot be loaded" in capsys.readouterr().out
+
+
 def test_help_needs_nothing_heavy() -> None:
     heavy = ("numpy", "pandas", "matplotlib", "numba", "simpy", "pyarrow", "scipy")
     code = (
