@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 VLLM_VENV ?= .venv-vllm
+KVPRESS_VENV ?= .venv-kvpress
 DEMO := experiments/demo
 DEMO_OUT ?= out/demo
 
@@ -16,9 +17,11 @@ DEMO_READY := $(VENV)/.ready-demo
 TEST_READY := $(VENV)/.ready-test
 VLLM_READY := $(VLLM_VENV)/.ready
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
+KVPRESS_READY := $(KVPRESS_VENV)/.ready
+KVPRESS_PIP := $(KVPRESS_VENV)/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench vllm bench-vllm wheel clean distclean
+.PHONY: help demo test lint format bench vllm kvpress bench-vllm wheel clean distclean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -47,6 +50,14 @@ $(VLLM_READY): benchmarks/vllm/requirements.py
 	$(VLLM_PIP) install --quiet -r $(VLLM_VENV)/requirements.txt
 	@touch $@
 
+# NVIDIA/kvpress with what its presses need; its evaluation wants more.
+$(KVPRESS_READY):
+	$(PYTHON) -m venv $(KVPRESS_VENV)
+	$(KVPRESS_PIP) install --quiet torch==2.13.0
+	$(KVPRESS_PIP) install --quiet --no-deps kvpress==0.5.5
+	$(KVPRESS_PIP) install --quiet 'transformers>=4.56,<5.3' 'accelerate<2' 'cachetools<6' 'datasets' 'fire<0.7' 'pandas<3' requests
+	@touch $@
+
 # ---- what a user runs ------------------------------------------------------------------------------------------------
 
 demo: $(DEMO_READY)  ## a policy sweep with tables and plots (minutes, no GPU, no torch)
@@ -72,6 +83,8 @@ bench: $(TEST_READY)  ## speed, as ratios within one run (needs a quiet machine)
 
 vllm: $(VLLM_READY)  ## real vLLM 0.32.0 in .venv-vllm, for tests that compare with it (3.4 GB)
 
+kvpress: $(KVPRESS_READY)  ## NVIDIA/kvpress 0.5.5 in .venv-kvpress, for tests that compare with it
+
 bench-vllm: $(TEST_READY) $(VLLM_READY)  ## speed beside real vLLM's scheduler, which it installs
 	VTOKEN_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m benchmarks.vllm
 
@@ -83,4 +96,4 @@ clean:  ## remove caches, builds and compiled kernels
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
 
 distclean: clean  ## remove the environment as well
-	rm -rf $(VENV) $(VLLM_VENV)
+	rm -rf $(VENV) $(VLLM_VENV) $(KVPRESS_VENV)

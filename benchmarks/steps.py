@@ -15,7 +15,7 @@ from sim.study.config import SimConfig
 from sim.study.run import build_engine
 from sim.workload.trace import Trace
 
-__all__ = ["count_events", "measure"]
+__all__ = ["BATCH", "LIVE", "Case", "count_events", "measure"]
 
 PART = "steps"
 BATCH = 128
@@ -29,7 +29,7 @@ RAGGED_MOST = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class Case:
     """A batch that starts at once and decodes in step until it ends."""
 
     name: str
@@ -67,26 +67,29 @@ def _evicting(policy: str, reclaimer: str, **more: Any) -> dict[str, Any]:
     return {"policy": policy, "reclaimer": reclaimer, "budget_tokens": LIVE, "kv_blocks": 20_000, **more}
 
 
-FULL = _Case(
+FULL = Case(
     "full retention",
     {"policy": "full", "reclaimer": "none", "kv_blocks": 40_000},
     short=200,
     long=2000,
     most=FULL_MOST,
 )
-PREFIX = _Case("full retention, prefix caching", FULL.settings | {"prefix_caching": True}, short=200, long=2000)
-EVICTING = _Case("h2o, vtoken", _evicting("h2o", "vtoken"), most=EVICTING_MOST)
-REPACKING = _Case("h2o, vtoken, repacking all the time", _evicting("h2o", "vtoken", repack_when="always"))
-RAGGED = _Case(
+PREFIX = Case("full retention, prefix caching", FULL.settings | {"prefix_caching": True}, short=200, long=2000)
+EVICTING = Case("h2o, vtoken", _evicting("h2o", "vtoken"), most=EVICTING_MOST)
+REPACKING = Case("h2o, vtoken, repacking all the time", _evicting("h2o", "vtoken", repack_when="always"))
+RAGGED = Case(
     "h2o, vtoken, 32 x 32,768 and 200 short ones",
     {"policy": "h2o", "reclaimer": "vtoken", "budget_tokens": 32_768, "kv_blocks": 100_000},
     prompts=(32_768,) * 32 + (128,) * 200,
 )
 OTHERS = tuple(
-    _Case(f"{policy}, {reclaimer}", _evicting(policy, reclaimer))
+    Case(f"{policy}, {reclaimer}", _evicting(policy, reclaimer))
     for policy in ("random", "streaming_llm", "h2o", "scissorhands")
     for reclaimer in ("naive", "vtoken", "ideal")
     if (policy, reclaimer) != ("h2o", "vtoken")
+) + tuple(
+    Case(f"h2o, {reclaimer}", _evicting("h2o", reclaimer))
+    for reclaimer in ("page", "sync", "stall", "vtoken:repack_when=always,layout=fill", "reuse", "reuse+vtoken")
 )
 
 

@@ -26,6 +26,7 @@ UNITS = {
     "policy": "specification",
     "budget": "share of the length",
     "budget_tokens": "tokens",
+    "budget_memory": "size",
     "reclaimer": "specification",
     "max_num_seqs": "requests",
     "max_num_batched_tokens": "tokens",

@@ -270,6 +270,10 @@ def _print(report: ReplayReport, device_name: str) -> None:
                 f"({report.visible} slots visible)",
             ),
         ]
+        if report.outputs_undefined:
+            rows.append(
+                ("undefined", f"{report.outputs_undefined:,} rows not judged: a copy wrote into slots they read")
+            )
         if report.sample is not None and report.sample < 1:
             rows.append(("judged", f"{report.sample:.0%} of tokens and rows, drawn anew in each step"))
         if report.graph_checks:

@@ -47,6 +47,8 @@ class ReplayReport:
         Steps after which the layout that the kernels read was equal to the simulator's, block for block.
     tokens_verified, outputs_verified, max_error
         Of payloads and attention; the error is a share of the largest value that could be seen. None without verify.
+    outputs_undefined
+        Rows whose attention was not judged: it read dead slots into which a copy in flight wrote.
     graph_replays
         Steps that were played by a captured graph, or by the same body without capture.
     """
@@ -78,6 +80,7 @@ class ReplayReport:
     layouts_checked: int = 0
     tokens_verified: int | None = None
     outputs_verified: int | None = None
+    outputs_undefined: int | None = None
     max_error: float | None = None
     sample: float | None = None
     graph_replays: int = 0
@@ -154,6 +157,7 @@ class Player:
         self._busy = np.zeros(log.num_blocks, np.int32)
         """Copies in flight that read or fill each block."""
         self._filled = np.zeros(log.num_blocks, np.bool_)
+        """Blocks that copies in flight fill, and no table lists."""
         self._begun = False
         self._moved = 0
         graphs = self.runner.graphs
@@ -242,6 +246,7 @@ class Player:
         if self.verifier is not None:
             report.tokens_verified = self.verifier.tokens
             report.outputs_verified = self.verifier.outputs
+            report.outputs_undefined = self.verifier.undefined
             report.max_error = self.verifier.max_error
         done = report.tokens_copied, report.tokens_moved_in_place
         if whole and done != (facts.tokens_planned, facts.tokens_moved_in_place):
@@ -293,7 +298,7 @@ class Player:
         filled = np.unique(launch.target // size)
         self._busy[np.unique(launch.source // size)] += sign
         self._busy[filled] += sign
-        self._filled[filled] = sign > 0
+        self._filled[np.setdiff1d(filled, launch.listed)] = sign > 0
 
     def _see(self, launch: Launch) -> int:
         """Return how many tokens of a copy that was waited for are where they should be: all, or it is an error."""
@@ -311,6 +316,9 @@ class Player:
         runner = self.runner
         if runner.graphs is None or not len(runner.rows) or runner.chunks:
             return
+        listed = work.block_table[runner.rows].astype(np.int64)[..., None] * self.pool.block_size
+        if self.options.visible == "listed" and self.shadow.filling(listed + np.arange(self.pool.block_size)):
+            return  # what a copy in flight writes, one may read and not the other
         runner.graphs.check_addresses()
         captured = [out[: runner.bucket].clone() for out in runner.out]
         runner.forward(runner.bucket)

@@ -5,8 +5,8 @@ a program exists of lawful logs only. What comes out are NumPy arrays, a step at
 what has to be copied before it.
 
 A step's batch is whoever wrote tokens since the step before. A copy's tokens are not in the log: they are the tokens of
-the plan's source blocks that are alive when it is planned, and its destinations are filled in that order. Each ``MOVE``
-that follows is checked to be one of these copies.
+the plan's source blocks that are alive when it is planned, in logical order, and they fill its destinations, or the
+dead slots of its targets, one after the other. Each ``MOVE`` that follows is checked to be one of these copies.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Program:
 
     def _check_order(self, recorder: _Recorder, kinds: NDArray[Any]) -> None:
         """Refuse a log in which something else happens between a step's first token and its STEP."""
-        writes = np.flatnonzero(kinds == Kind.APPEND)
+        writes = np.flatnonzero((kinds == Kind.APPEND) | (kinds == Kind.REUSE))
         first = 0 if recorder.wrote else int(writes[0]) if len(writes) else len(kinds)
         late = np.flatnonzero(_BETWEEN_STEPS[np.clip(kinds[first:], 0, max(Kind))])
         if len(late):
@@ -163,7 +163,18 @@ class Program:
 
 _BETWEEN_STEPS = np.zeros(max(Kind) + 1, np.bool_)
 _BETWEEN_STEPS[
-    [Kind.EVICT, Kind.PLAN, Kind.GROUP, Kind.SOURCE, Kind.RESERVE, Kind.COPIED, Kind.MOVE, Kind.COMMIT, Kind.PACK]
+    [
+        Kind.EVICT,
+        Kind.PLAN,
+        Kind.GROUP,
+        Kind.SOURCE,
+        Kind.RESERVE,
+        Kind.TARGET,
+        Kind.COPIED,
+        Kind.MOVE,
+        Kind.COMMIT,
+        Kind.PACK,
+    ]
 ] = True
 """What happens when a step ends, and never while the next one is put together."""
 
@@ -177,6 +188,7 @@ class _Moves:
     counts: list[int] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
     target: list[int] = field(default_factory=list)
+    listed: list[int] = field(default_factory=list)
     packed: set[int] = field(default_factory=set)
     """Requests whose gaps are closed by it."""
 
@@ -186,7 +198,7 @@ class _Moves:
         source, target = np.array(self.source, np.int64), np.array(self.target, np.int64)
         if self.what is InPlace:
             return InPlace(source, target)
-        return Launch(tuple(self.plans), tuple(self.counts), source, target)
+        return Launch(tuple(self.plans), tuple(self.counts), source, target, np.array(self.listed, np.int64))
 
 
 class _Recorder(Replay):
@@ -196,6 +208,8 @@ class _Recorder(Replay):
         super().__init__(block_size, num_blocks)
         self.wrote: dict[int, int] = {}
         """Tokens that requests wrote since the last step, in order."""
+        self.reused: dict[int, int] = {}
+        """Those of them that wrote one token, into this dead slot."""
         self.planned = 0
         self.tokens_planned = 0
         self.moved = 0
@@ -211,11 +225,22 @@ class _Recorder(Replay):
     def begin_step(self) -> None:
         """Begin anew."""
         self.wrote.clear()
+        self.reused.clear()
         self._actions.clear()
 
     def _append(self, req: int, first: int, count: int) -> None:
+        if req in self.reused:
+            raise ReplayError("a token of this step went into a dead slot: no other one may be beside it")
         super()._append(req, first, count)
         self.wrote[req] = self.wrote.get(req, 0) + count
+
+    def _reuse(self, req: int, position: int, slot: int) -> None:
+        # A chunk of tokens sees its own in the order of their slots.
+        if req in self.wrote:
+            raise ReplayError("it wrote a token in this step: only one by itself goes into a dead slot")
+        super()._reuse(req, position, slot)
+        self.wrote[req] = 1
+        self.reused[req] = slot
 
     def _plan(self, req: int, number: int, tokens: int) -> None:
         super()._plan(req, number, tokens)
@@ -227,15 +252,32 @@ class _Recorder(Replay):
     def _reserve(self, req: int, block: int, number: int) -> None:
         super()._reserve(req, block, number)
         plan = self.plans[number]
-        if number in self._targets:
+        if number in self._targets or plan.targets:
             raise ReplayError("its plan has destinations enough")
-        if len(plan.destinations) * self.block_size < plan.tokens:
-            return
+        if len(plan.destinations) * self.block_size >= plan.tokens:
+            self._launch(number, [slot for block in plan.destinations for slot in self._slots(block)])
+
+    def _target(self, req: int, block: int, number: int) -> None:
+        super()._target(req, block, number)
+        plan = self.plans[number]
+        if plan.destinations:
+            raise ReplayError("its plan has destinations")
+        if number in self._targets:
+            raise ReplayError("its plan has dead slots enough")
+        dead = [slot for target in plan.targets for slot in self._slots(target) if slot not in self.tokens]
+        if len(dead) >= plan.tokens:
+            self._launch(number, dead)
+            self._actions[-1].listed += plan.targets
+
+    def _launch(self, number: int, room: list[int]) -> None:
+        """Begin the copy of a plan, into the first of these slots."""
+        plan = self.plans[number]
         slots = (slot for source in plan.sources for slot in self._slots(source))
         source = [slot for slot in slots if plan.req in self.tokens.get(slot, ())]
         if len(source) != plan.tokens:
             raise ReplayError(f"{len(source)} tokens are alive in its sources, planned were {plan.tokens}")
-        target = [slot for block in plan.destinations for slot in self._slots(block)][: len(source)]
+        source.sort(key=lambda slot: self.tokens[slot][plan.req])
+        target = room[: len(source)]
         self._targets[number] = target
         self._copies.update(zip(target, source, strict=True))
         launch = self._open(Launch)
@@ -247,7 +289,7 @@ class _Recorder(Replay):
     def _copied(self, req: int, number: int, b: int) -> None:
         plan = self.plans[number]
         if number not in self._targets:
-            raise ReplayError("its destinations were never all set aside")
+            raise ReplayError("its destinations, or targets, were never all set aside")
         super()._copied(req, number, b)
         if self._targets[number]:
             self._open(Fence).plans.append(number)
@@ -312,13 +354,18 @@ def _work(recorder: _Recorder) -> StepWork:
     row = np.repeat(np.arange(rows), counts)
     back = np.repeat(np.cumsum(counts), counts) - np.arange(len(row))  # 1 for a row's last token
     index = written[row] - back
+    slots = table[row, index // size].astype(np.int64) * size + index % size
+    if recorder.reused:
+        ends = dict(zip(recorder.wrote, np.cumsum(counts).tolist(), strict=True))
+        for req, slot in recorder.reused.items():
+            slots[ends[req] - 1] = slot
     return StepWork(
         step=recorder.step,
         reqs=reqs,
         query_tokens=counts.astype(np.int32),
         lengths=written.astype(np.int32),
         block_table=table,
-        slots=table[row, index // size].astype(np.int64) * size + index % size,
+        slots=slots,
         positions=length[row] - back,
         writers=reqs[row],
         before=recorder.actions(),

@@ -3,6 +3,10 @@
 Three judgements, none of which asks the device's own bookkeeping: the layout that its kernels read against the oracle's
 tables; the bytes of live tokens against a payload made again from who wrote them; and attention's output against a
 dense softmax over the payloads of the tokens that should have been visible.
+
+A copy in flight may write into dead slots of blocks that stay listed. What such a slot holds before the fence is
+undefined, so where kernels see every listed slot ("listed") the output of a row that lists one is undefined too: it is
+counted, not judged. Its live tokens' bytes are judged all the same, and so is its output where kernels mask the dead.
 """
 
 from __future__ import annotations
@@ -56,13 +60,17 @@ class Shadow:
             ends = np.cumsum(action.counts)
             for plan, count, end in zip(action.plans, action.counts, ends.tolist(), strict=True):
                 part = slice(end - count, end)
-                self.pending[plan] = Launch((plan,), (count,), action.source[part], action.target[part])
+                self.pending[plan] = Launch((plan,), (count,), action.source[part], action.target[part], action.listed)
         elif isinstance(action, Fence):
             for plan in action.plans:
                 launch = self.pending.pop(plan)
                 self._copy(launch.source, launch.target)
         else:
             self._copy(action.source, action.target)
+
+    def filling(self, slots: NDArray[np.int64]) -> bool:
+        """Say whether a copy in flight writes into one of these slots."""
+        return any(np.isin(launch.target, slots).any() for launch in self.pending.values())
 
     def write(self, work: StepWork) -> None:
         """Write what a step writes."""
@@ -93,6 +101,8 @@ class Verifier:
     ----------
     tokens, outputs
         Tokens and rows judged so far.
+    undefined
+        Rows whose output could not be judged.
     max_error
         Largest difference of an output so far, as a share of the largest value that it could see.
     """
@@ -109,6 +119,7 @@ class Verifier:
     ) -> None:
         self.tokens = 0
         self.outputs = 0
+        self.undefined = 0
         self.max_error = 0.0
         self._pool = pool
         self._runner = runner
@@ -140,6 +151,8 @@ class Verifier:
         assert work.live is not None
         random = np.random.default_rng([self._seed, work.step])
         tokens = work.audit if work.audit is not None else work.live
+        if self._shadow.filling(tokens.slots):
+            raise MismatchError(f"step {work.step}: a copy in flight writes over a live token")
         self._check_shadow(work, tokens)
         audited = np.unique(tokens.slots)
         audited = audited[random.random(len(audited)) < self._sample]
@@ -149,6 +162,10 @@ class Verifier:
             *(_Row(work, chunk.row, chunk.out) for chunk in runner.chunks),
         ]
         rows = [row for row in rows if random.random() < self._sample]
+        if self._visible == "listed":
+            drawn = len(rows)
+            rows = [row for row in rows if not self._shadow.filling(row.slots(work, self._pool.block_size))]
+            self.undefined += drawn - len(rows)
         live = work.live_mask(self._pool.block_size)
         needed = np.unique(np.concatenate([audited, *(row.slots(work, self._pool.block_size) for row in rows)]))
         for layer in range(self._pool.model.layers):
@@ -195,7 +212,7 @@ class Verifier:
         visible = np.arange(length) <= np.arange(length - count, length)[:, None]
         if self._visible == "live":
             visible = visible & live[:length]
-        new = row.slots(work, pool.block_size)[-count:]
+        new = row.new
         who, where = self._tensor(self._shadow.writer[new]), self._tensor(self._shadow.position[new])
         q = queries(work.step, query_of(who, where), layer, pool.model, pool.dtype)
         expected = reference(q, k, v, torch.from_numpy(visible).to(pool.device))
@@ -234,6 +251,9 @@ class _Row:
         self.number = number
         self.length = int(work.lengths[number])
         self.count = int(work.query_tokens[number])
+        end = int(work.query_tokens[: number + 1].sum())
+        self.new = work.slots[end - self.count : end]
+        """int64[count]: the slots that it writes."""
         self.out = out
 
     def slots(self, work: StepWork, size: int) -> NDArray[np.int64]:

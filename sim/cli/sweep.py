@@ -124,12 +124,12 @@ def _print_plan(plan: Plan, out: Path) -> None:
     from rich import box
     from rich.table import Table
 
-    from sim.study.config import SimConfig
+    from sim.study.config import BUDGETS, SimConfig
     from sim.study.store import Store
 
     store = Store(out)
     done = {run.config_hash for run in plan.runs if store.path(run.config_hash).exists()}
-    shown = ["policy", "budget", "budget_tokens", "reclaimer", "seed"]
+    shown = ["policy", *BUDGETS, "reclaimer", "seed"]
     varied = [
         name
         for name in SimConfig.model_fields

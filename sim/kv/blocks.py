@@ -75,6 +75,7 @@ def take_block(s: State, row: int) -> int:
     record.tables = 0
     record.live = 0
     record.written = 0
+    record.busy = 0
     record.owner = row
     if record.cached:
         record.cached = 0
@@ -177,7 +178,7 @@ def release_row(s: State, row: int) -> int:
     for index in range(record.blocks - 1, -1, -1):
         block = table[index]
         _unlist(blocks, header, block)
-        if record.busy_from <= index < record.busy_to:
+        if record.busy_from <= index < record.busy_to or blocks[block].busy > 0:
             if logging:
                 emit(s, _DEFER, record.ordinal, block, 0)
         elif blocks[block].cached:
@@ -187,7 +188,8 @@ def release_row(s: State, row: int) -> int:
     # The others go to the front as one batch, its last block foremost.
     for index in range(record.blocks):
         block = table[index]
-        if not blocks[block].cached and not record.busy_from <= index < record.busy_to:
+        mine = record.busy_from <= index < record.busy_to or blocks[block].busy > 0
+        if not blocks[block].cached and not mine:
             if logging:
                 emit(s, _FREE, record.ordinal, block, Why.RELEASE)
             freed += _put_back(blocks, header, block)

@@ -18,19 +18,23 @@ from sim.kv.arena import CellArena, make_room
 from sim.kv.blocks import BlockPool, Why, emit, free_block, list_block, release_row, unlink
 from sim.kv.events import EVENT, Kind, KVEventLog
 from sim.kv.group import find_group, index_of
+from sim.kv.holes import forget_holes, holes_of
 from sim.kv.pack import find_published, pack_rows, packs_into_fewer
 from sim.kv.repack import (
     Group,
     RepackPlan,
     blocks_kept,
     commit,
-    find_window,
+    fills_lawfully,
     is_lawful,
     set_aside,
+    set_idle,
 )
+from sim.kv.scatter import choose_least_used, choose_targets
 from sim.kv.state import ROW, H, State, Store
-from sim.kv.tokens import append_tokens, drop_block, evict_tokens, lives_in
+from sim.kv.tokens import append_tokens, drop_block, evict_tokens, lives_in, reuse_slot, table_index
 from sim.kv.view import View, fill_view
+from sim.kv.window import find_window
 
 __all__ = ["KVCache"]
 
@@ -41,6 +45,7 @@ _SHARE = int(Kind.SHARE)
 _NO_ROW = np.zeros(1, ROW)
 _NO_ROW["plan"] = -1
 _UNSETTLED = np.zeros(0, np.bool_)
+_NO_BLOCKS = np.zeros(0, np.int32)
 
 
 @njit
@@ -77,16 +82,18 @@ def _share_blocks(s: State, row: int, blocks: np.ndarray) -> None:
 
 
 @njit
-def _abandon(s: State, row: int) -> None:
-    """Forget the row's repack; source blocks in which none of its tokens lives any more leave its table now."""
+def _let_go(s: State, row: int, held: np.ndarray) -> None:
+    """Forget the row's repack; of the blocks that it held those in which none of the row's tokens lives leave now."""
     record = s.rows[row]
-    first, last = record.busy_from, record.busy_to
     record.busy_from = 0
     record.busy_to = 0
     record.plan = -1
-    for index in range(last - 1, first - 1, -1):
-        if not lives_in(s, row, s.table[row, index]):
-            s.header[H.FREED_BY_DEATH] += drop_block(s, row, index, Why.DEATH)
+    for block in held[::-1]:
+        if lives_in(s, row, block):
+            set_idle(s, row, block)
+        else:
+            s.header[H.FREED_BY_DEATH] += drop_block(s, row, table_index(s, row, block), Why.DEATH)
+            s.blocks[block].busy = 0
 
 
 class KVCache:
@@ -139,6 +146,7 @@ class KVCache:
         self.tracked = tracked
         self.block_size = block_size
         self._free_rows = list(range(len(self.store.s.rows) - 1, -1, -1))
+        self.most_slots = MAX_SLOTS
         self._plans = 0
         self._seen: State | None = None
         self._scratch = np.zeros((2, 0), np.float32)
@@ -197,6 +205,8 @@ class KVCache:
             s = self.store.s
             emit(s, int(kind), int(s.rows[row]["ordinal"]), value, 0)
         release_row(s, row)
+        if len(s.holes):
+            forget_holes(s, row)
         if self.tracked:
             self.arena.close(row)
         s.rows[row] = _NO_ROW
@@ -218,19 +228,31 @@ class KVCache:
     def sync_new_tokens(self, row: int, count: int) -> None:
         """Register ``count`` tokens written behind the row's last slot, taking blocks from the pool as needed.
 
+        Where slots are used again (:meth:`reuse_slots`), a token that comes alone goes into a dead slot if there
+        is one.
+
         Raises
         ------
         InputError
-            If the pool has too few blocks; nothing has changed then.
+            If the pool has too few blocks, or several tokens come to a request whose tokens are out of order; nothing
+            has changed then.
         """
+        if count > 1 and self.store.s.rows[row]["mixed"]:
+            raise InputError(
+                f"{count} tokens at once for a request whose tokens are out of order in memory: causal attention over "
+                "several new tokens wants them in order; append one by one"
+            )
         need = self.blocks_needed(row, count)
-        if need > self.pool.available_blocks:
+        if need > max(0, self.pool.available_blocks):
             raise InputError(f"{count} tokens need {need} blocks: the pool has {self.pool.available_blocks} to give")
         self.store.grow_table(int(self.store.s.rows[row]["blocks"]) + need)
         if not make_room(self.store.s, row, count):
             self.grow_cells(row, count)
         self.store.reserve_events(need + 1)
-        append_tokens(self.store.s, row, count)
+        if count == 1 and holes_of(self.store.s, row):
+            reuse_slot(self.store.s, row)
+        else:
+            append_tokens(self.store.s, row, count)
 
     def evict_tokens(self, row: int, positions: Sequence[int] | NDArray[np.int64]) -> None:
         """Kill the tokens at these logical positions, for this row; it lets go of blocks in which none of its live.
@@ -269,7 +291,7 @@ class KVCache:
             If the plan does not describe a relocation into its own destinations; nothing has changed then.
         """
         self._check(plan)
-        self.store.reserve_events(2 * len(plan.sources) + 2 * len(plan.destinations) + plan.tokens + 4)
+        self.store.reserve_events(2 * len(plan.held) + 2 * len(plan.destinations) + plan.tokens + 4)
         s = self.store.s
         emit(s, int(Kind.COPIED), plan.ordinal, plan.number, 0)
         freed = 0
@@ -277,19 +299,34 @@ class KVCache:
             done = False
             if plan.group is None or self._worth(plan.group):
                 died = plan.group.died if plan.group is not None else _UNSETTLED
-                done, freed = commit(s, plan.row, plan.number, plan.destinations, plan.position, plan.to_slot, died)
+                done, freed = commit(
+                    s,
+                    plan.row,
+                    plan.number,
+                    plan.sources,
+                    plan.targets,
+                    plan.destinations,
+                    plan.position,
+                    plan.to_slot,
+                    died,
+                )
             if not done:
                 emit(s, int(Kind.CANCEL), plan.ordinal, plan.number, 0)
-                _abandon(s, plan.row)
                 plan.cancelled = True
+            _let_go(s, plan.row, plan.targets if done else plan.held)
         if plan.cancelled:
             for block in plan.destinations[::-1]:
                 emit(s, int(Kind.FREE), plan.ordinal, int(block), Why.CANCEL)
                 free_block(s, int(block))
-            for block in plan.sources[len(plan.sources) - plan.deferred :][::-1]:
+            for block in plan.held[len(plan.held) - plan.deferred :][::-1]:
                 emit(s, int(Kind.FREE), plan.ordinal, int(block), Why.CANCEL)
+                s.blocks["busy"][block] = 0
                 free_block(s, int(block))
         return freed
+
+    def reuse_slots(self) -> None:
+        """From now on write a request's new tokens, one by one, into its dead slots as long as it has any."""
+        self.store.find_holes()
 
     # -- repack --------------------------------------------------------------------------------------------------------
 
@@ -311,6 +348,55 @@ class KVCache:
             return None
         first, last = find_window(s, row, min(most_destinations, self.pool.free_blocks))
         return self._plan(row, first, last) if last > first else None
+
+    def plan_scattered(
+        self, row: int, most_destinations: int, *, most_gain: int = MAX_SLOTS, most_tokens: int = MAX_SLOTS
+    ) -> RepackPlan | None:
+        """Plan to copy the tokens of a request's least used blocks, wherever they stand, into fresh ones.
+
+        The moved tokens are in logical order among themselves, but no longer in the whole table: from then on several
+        tokens at once are refused. Blocks whose contents the prefix cache knows are left alone.
+
+        Parameters
+        ----------
+        most_destinations
+            Free blocks that it may use, headroom included.
+        most_gain, most_tokens
+            Blocks to win at most, and tokens to copy at most.
+
+        Returns
+        -------
+        RepackPlan or None
+            The one that wins most blocks, by the fewest tokens; None if none does or one is in flight already.
+        """
+        s = self.store.s
+        if s.rows[row]["plan"] >= 0:
+            return None
+        most = min(most_destinations, self.pool.free_blocks)
+        sources = choose_least_used(s, row, False, most, most_gain, most_tokens)
+        return self._plan_of(row, sources, sources[:0]) if len(sources) else None
+
+    def plan_fill(self, row: int, *, most_gain: int = MAX_SLOTS, most_tokens: int = MAX_SLOTS) -> RepackPlan | None:
+        """Plan to move the tokens of a request's least used blocks into dead slots of its other blocks.
+
+        No fresh block is needed and no plan frees as many blocks by fewer copies; order is lost as by
+        :meth:`plan_scattered`. The fullest blocks are filled, so that sparse ones stay cheap to empty.
+
+        Parameters
+        ----------
+        most_gain, most_tokens
+            Blocks to win at most, and tokens to copy at most.
+
+        Returns
+        -------
+        RepackPlan or None
+            None if no block can be won, or a plan for the request is in flight already.
+        """
+        s = self.store.s
+        if s.rows[row]["plan"] >= 0:
+            return None
+        sources = choose_least_used(s, row, True, 0, most_gain, most_tokens)
+        return self._plan_of(row, sources, choose_targets(s, row, sources)) if len(sources) else None
 
     def plan_copy_out(self, rows: NDArray[np.int64], most_destinations: int) -> list[RepackPlan]:
         """Plan to copy the tokens of all readers out of a run of shared blocks, so that these are free.
@@ -345,7 +431,7 @@ class KVCache:
         """Return the blocks that the pool gets back when the copies of these plans are complete."""
         if not plans:
             return 0
-        sources = [p.sources[len(p.sources) - p.deferred :] if p.cancelled else p.sources for p in plans]
+        sources = [p.held[len(p.held) - p.deferred :] if p.cancelled else p.sources for p in plans]
         # Of a source that others hold too, only the plans' own references go.
         blocks, held = np.unique(np.concatenate(sources), return_counts=True)
         freed = int((held >= self.store.s.blocks["ref"][blocks]).sum())
@@ -353,15 +439,20 @@ class KVCache:
 
     def _plan(self, row: int, first: int, last: int, group: int = -1) -> RepackPlan:
         """Plan the repack of the blocks ``[first, last)`` of a row's table."""
-        blocks = last - first
-        self.store.reserve_events(2 * blocks + 2)
+        return self._plan_of(row, self.store.s.table[row, first:last].copy(), _NO_BLOCKS, window=first, group=group)
+
+    def _plan_of(
+        self, row: int, sources: NDArray[np.int32], targets: NDArray[np.int32], *, window: int = -1, group: int = -1
+    ) -> RepackPlan:
+        """Plan to empty ``sources``, in table order, into ``targets`` or, if there are none, fresh blocks."""
+        self.store.reserve_events(2 * len(sources) + len(targets) + 2)
         number = self._plans
         self._plans += 1
-        sources, destinations = np.empty((2, blocks), np.int32)
-        position, from_slot, to_slot = np.empty((3, blocks * self.block_size), np.int32)
+        destinations = np.empty(len(sources), np.int32)
+        position, from_slot, to_slot = np.empty((3, len(sources) * self.block_size), np.int32)
         s = self.store.s
-        count = set_aside(s, row, number, group, first, last, sources, destinations, position, from_slot, to_slot)
-        need = -(-count // self.block_size)
+        count = set_aside(s, row, number, group, sources, targets, window, destinations, position, from_slot, to_slot)
+        need = 0 if len(targets) else -(-count // self.block_size)
         return RepackPlan(
             number,
             row,
@@ -371,6 +462,7 @@ class KVCache:
             position[:count],
             from_slot[:count],
             to_slot[:count],
+            targets,
         )
 
     def cancel(self, plan: RepackPlan) -> None:
@@ -378,8 +470,7 @@ class KVCache:
 
         Call it before :meth:`close`.
         """
-        record = self.store.s.rows[plan.row]
-        plan.deferred = int(record["busy_to"] - record["busy_from"])
+        plan.deferred = len(plan.held)
         plan.cancelled = True
         self.note(Kind.CANCEL, plan.ordinal, plan.number)
 
@@ -391,6 +482,10 @@ class KVCache:
         Shared blocks stay as they are, and what lies between two of them is packed by itself. What the prefix cache
         knows is packed into free blocks and so not written over, as long as there are any.
         """
+        if len(self.store.s.holes) or self.store.s.rows["mixed"][rows].any():
+            raise InputError(
+                "pack: a request's tokens are out of order in memory, or may be: packing in place keeps the order"
+            )
         moved = self._pack_published(rows, counted) if len(self.store.s.readers) else 0
         if self.store.s.header[H.LOGGING]:
             records = self.store.s.rows[rows]
@@ -459,6 +554,8 @@ class KVCache:
     def blocks_needed(self, row: int, count: int) -> int:
         """Return how many blocks ``count`` more tokens of the row take from the pool."""
         record = self.store.s.rows[row]
+        if count == 1 and holes_of(self.store.s, row):
+            return 0
         return max(0, -(-(int(record["written"]) + count) // self.block_size) - int(record["blocks"]))
 
     def grow_cells(self, row: int, count: int) -> None:
@@ -510,5 +607,10 @@ class KVCache:
         """Refuse a plan that is not one."""
         s = self.store.s
         known = plan.cancelled or int(s.rows[plan.row]["plan"]) == plan.number
-        if not known or not is_lawful(s, plan.row, plan.destinations, plan.position, plan.to_slot):
+        lawful = known and (
+            fills_lawfully(s, plan.row, plan.targets, plan.position, plan.to_slot)
+            if len(plan.targets) and not plan.cancelled
+            else len(plan.targets) > 0 or is_lawful(s, plan.row, plan.destinations, plan.position, plan.to_slot)
+        )
+        if not lawful:
             raise InputError(f"repack plan {plan.number}: it does not move tokens into blocks set aside for it")

@@ -15,7 +15,7 @@ import numpy as np
 
 __all__ = ["CHUNK", "EVENT", "EVENT_SCHEMA_VERSION", "Events", "KVEventLog", "Kind"]
 
-EVENT_SCHEMA_VERSION = 2
+EVENT_SCHEMA_VERSION = 3
 
 CHUNK = 1 << 16
 """Events that a reader holds at a time."""
@@ -49,7 +49,7 @@ class Kind(IntEnum):
     MOVE = 12
     """A live token changes its slot: a = from, b = to."""
     COMMIT = 13
-    """The plan's destinations enter the table: a = plan number, b = index in the table of the first."""
+    """The plan's sources leave the table and its destinations enter it, at b = index of its first source; a = plan."""
     CANCEL = 14
     """The plan is dropped: a = plan number. Its blocks come back with FREE when the copy is complete."""
     DEFER = 15
@@ -62,6 +62,10 @@ class Kind(IntEnum):
     """The moves before it closed the request's gaps in place: a = slots up to the write position now."""
     GROUP = 19
     """The plan before it is one of those that empty shared blocks together: a = plan, b = the first of these plans."""
+    REUSE = 20
+    """A new token is written into a slot whose token has died: a = its logical position, b = the slot."""
+    TARGET = 21
+    """A block of the request that stays, into whose dead slots the copy writes: a = block, b = plan number."""
 
 
 EVENT = np.dtype(

@@ -94,10 +94,10 @@ def _best_part(s: State, readers: np.ndarray, at: np.ndarray, length: int, most:
         mine = s.table[readers[i], at[i] : at[i] + length]
         cell = s.rows[readers[i]].start
         end = cell + s.rows[readers[i]].live
-        # Cells are in table order: the run's are side by side.
-        while cell < end and s.slot[cell] // size != mine[0]:
-            cell += 1
         for index in range(length):
+            # The cells of shared blocks are in table order, with those of other blocks between them perhaps.
+            while cell < end and s.slot[cell] // size != mine[index]:
+                cell += 1
             while cell < end and s.slot[cell] // size == mine[index]:
                 live[i, index] += 1
                 cell += 1

@@ -1,11 +1,14 @@
 """Repack: copy a request's live tokens out of thinly used blocks into fewer dense ones.
 
-Three steps. :func:`find_window` chooses (pure, on a snapshot), the copy runs elsewhere for as long as it takes, and
-:func:`commit` looks again: tokens that died meanwhile are not brought back, and the plan takes effect only if it still
-frees strictly more blocks than it takes. Until then the sources are read and the destinations are nobody's.
+Three steps. :mod:`sim.kv.window` or :mod:`sim.kv.scatter` chooses (pure, on a snapshot), the copy runs elsewhere for as
+long as it takes, and :func:`commit` looks again: tokens that died meanwhile are not brought back, and the plan takes
+effect only if it still frees strictly more blocks than it takes. Until then the sources are read and the destinations
+are nobody's.
 
 The paper takes "the least used blocks" as sources and keeps the logical order; both at once are possible only for a run
-of neighbouring blocks, so a plan here is the run of blocks that frees most with the destinations to be had.
+of neighbouring blocks (a *window*), which is what a plan is by default. Where order does not matter, the sources are
+the least used blocks wherever they stand, and their tokens go into fresh blocks too (*scattered*), or into dead slots
+of blocks that stay (*fill*: its *targets*, and no destination).
 
 A block that several tables list is not a source (the paper leaves shared prefixes alone), unless all of its readers
 copy their tokens out of it together: a *group* of plans, one a reader, over the same run of blocks. A reader alone wins
@@ -25,19 +28,18 @@ from numpy.typing import NDArray
 from sim.jit import njit
 from sim.kv.blocks import Why, emit, free_block, leave_slot, take_block, unlist_block
 from sim.kv.events import Kind
+from sim.kv.holes import list_dead, offer_block, withdraw_block
 from sim.kv.state import H, State
-from sim.kv.tokens import next_private
 
 __all__ = [
     "Group",
     "RepackPlan",
     "blocks_kept",
     "commit",
-    "find_window",
+    "fills_lawfully",
     "is_lawful",
-    "possible_gain",
     "set_aside",
-    "snapshot_moves",
+    "set_idle",
 ]
 
 _MOVE = int(Kind.MOVE)
@@ -46,6 +48,7 @@ _GROUP = int(Kind.GROUP)
 _SOURCE = int(Kind.SOURCE)
 _RESERVE = int(Kind.RESERVE)
 _COMMIT = int(Kind.COMMIT)
+_TARGET = int(Kind.TARGET)
 _FREE = int(Kind.FREE)
 
 
@@ -66,9 +69,11 @@ class RepackPlan:
     """[T]"""
     to_slot: NDArray[np.int32]
     """[T]"""
+    targets: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Blocks that stay in the table, into whose dead slots the copy writes."""
     cancelled: bool = False
     deferred: int = 0
-    """Sources that left a table while the copy ran, and are free behind the fence."""
+    """Blocks of ``held`` that left a table while the copy ran, and are free behind the fence."""
     group: Group | None = None
     """The plans that empty the same sources, if those are shared."""
 
@@ -76,6 +81,11 @@ class RepackPlan:
     def tokens(self) -> int:
         """Tokens that the copy moves."""
         return len(self.position)
+
+    @property
+    def held(self) -> NDArray[np.int32]:
+        """Blocks of its table that the copy reads or fills."""
+        return np.concatenate([self.sources, self.targets])
 
     @property
     def gain(self) -> int:
@@ -97,120 +107,38 @@ class Group:
 
 
 @njit
-def possible_gain(s: State, rows: np.ndarray, gain: np.ndarray) -> int:
-    """Fill ``gain`` with the blocks that repacking all completely written, private blocks of each row would free.
-
-    Rows with a repack in flight, or whose prompt is not complete, get 0. Returns the sum.
-    """
-    size = s.block_size
-    total = 0
-    for i in range(len(rows)):
-        record = s.rows[rows[i]]
-        gain[i] = 0
-        if record.plan >= 0 or record.decode_from == 0:
-            continue
-        full = record.written // size
-        if len(s.readers) == 0:
-            live = record.live
-            if full < record.blocks:
-                live -= s.blocks[s.table[rows[i], full]].live
-            gain[i] = max(0, full - (live + size - 1) // size)
-        else:
-            first, last = next_private(s, rows[i], 0)
-            while first < min(last, full):
-                live = 0
-                for index in range(first, min(last, full)):
-                    live += s.blocks[s.table[rows[i], index]].live
-                gain[i] += min(last, full) - first - (live + size - 1) // size
-                first, last = next_private(s, rows[i], last)
-        total += gain[i]
-    return total
-
-
-@njit
-def find_window(s: State, row: int, most: int) -> tuple[int, int]:
-    """Find the run of blocks ``[first, last)`` of the row's table that is best to repack.
-
-    Parameters
-    ----------
-    most
-        Destination blocks to be had.
-
-    Returns
-    -------
-    tuple of int
-        The run that frees most blocks; among those the one with the fewest live tokens to copy, then the first. Empty
-        (0, 0) if none frees a block. Only completely written blocks that nobody else holds are in it: the tail goes on
-        being appended to, and shared blocks would not be free.
-    """
-    full = s.rows[row].written // s.block_size
-    best_gain, best_live, best_first, best_last = 0, 0, 0, 0
-    first, last = next_private(s, row, 0)
-    while first < min(last, full):
-        gain, live, at, end = _best_run(s, row, first, min(last, full), most)
-        if gain > best_gain or (gain == best_gain and live < best_live):
-            best_gain, best_live, best_first, best_last = gain, live, at, end
-        first, last = next_private(s, row, last)
-    return best_first, best_last
-
-
-@njit
-def _best_run(s: State, row: int, begin: int, end: int, most: int) -> tuple[int, int, int, int]:
-    """Find the best run inside ``[begin, end)``; return its gain, its live tokens, its first block and its last.
-
-    Widening a run by one block never loses: it adds one block to free and at most one to fill. So for each first block
-    the longest run whose tokens fit ``most`` blocks frees most, and of the runs that free as many the shortest copies
-    least. Both ends only ever move on: two passes of two pointers, O(blocks).
-    """
-    size = s.block_size
-    room = most * size
-    gain = 0
-    live = 0
-    last = begin
-    for first in range(begin, end):
-        if last < first:
-            last = first
-            live = 0
-        while last < end and live + s.blocks[s.table[row, last]].live <= room:
-            live += s.blocks[s.table[row, last]].live
-            last += 1
-        gain = max(gain, last - first - (live + size - 1) // size)
-        if last > first:
-            live -= s.blocks[s.table[row, first]].live
-    if gain == 0:
-        return 0, 0, 0, 0
-    best_live, best_first, best_last = room + 1, 0, 0
-    live = 0
-    last = begin
-    for first in range(begin, end):
-        while last < end and last - first - (live + size - 1) // size < gain:
-            live += s.blocks[s.table[row, last]].live
-            last += 1
-        if last - first - (live + size - 1) // size < gain:
-            break
-        if live < best_live:
-            best_live, best_first, best_last = live, first, last
-        live -= s.blocks[s.table[row, first]].live
-    return gain, best_live, best_first, best_last
-
-
-@njit
-def snapshot_moves(s: State, row: int, first: int, last: int, position: np.ndarray, from_slot: np.ndarray) -> int:
-    """List the live tokens in table blocks ``[first, last)`` in logical order; return how many there are."""
+def _snapshot_moves(s: State, row: int, sources: np.ndarray, position: np.ndarray, from_slot: np.ndarray) -> int:
+    """List the live tokens of the row in these blocks in logical order; return how many there are."""
     size = s.block_size
     record = s.rows[row]
-    for index in range(first, last):
+    for block in sources:
         # Marked by a negative live count while we look for its tokens.
-        s.blocks[s.table[row, index]].live = -s.blocks[s.table[row, index]].live - 1
+        s.blocks[block].live = -s.blocks[block].live - 1
     count = 0
     for cell in range(record.start, record.start + record.live):
         if s.blocks[s.slot[cell] // size].live < 0:
             position[count] = s.position[cell]
             from_slot[count] = s.slot[cell]
             count += 1
-    for index in range(first, last):
-        s.blocks[s.table[row, index]].live = -(s.blocks[s.table[row, index]].live + 1)
+    for block in sources:
+        s.blocks[block].live = -(s.blocks[block].live + 1)
     return count
+
+
+@njit
+def _set_busy(s: State, row: int, block: int) -> None:
+    """Note that a copy reads a block of the row, or writes into it: no new token goes there until the fence."""
+    if len(s.holes) > 0:
+        withdraw_block(s.blocks, s.holes, s.block_size, row, block)
+    s.blocks[block].busy = s.blocks[block].cached == 0
+
+
+@njit
+def set_idle(s: State, row: int, block: int) -> None:
+    """Undo :func:`set_busy` for a block that the row keeps."""
+    s.blocks[block].busy = 0
+    if len(s.holes) > 0:
+        offer_block(s.blocks, s.holes, s.block_size, row, block)
 
 
 @njit
@@ -219,17 +147,26 @@ def set_aside(
     row: int,
     number: int,
     group: int,
-    first: int,
-    last: int,
     sources: np.ndarray,
+    targets: np.ndarray,
+    window: int,
     destinations: np.ndarray,
     position: np.ndarray,
     from_slot: np.ndarray,
     to_slot: np.ndarray,
 ) -> int:
-    """Make plan ``number`` of the run ``[first, last)``: fill the arrays, take the destinations, mark the row.
+    """Make plan ``number``: fill the arrays behind ``window``, take the destinations, mark the row and its blocks.
 
-    ``group`` is the first plan of the group that it belongs to, or -1.
+    Parameters
+    ----------
+    group
+        The first plan of the group that it belongs to, or -1.
+    sources
+        Blocks to empty, in table order.
+    targets
+        Blocks into whose dead slots their tokens go; if there are none, they go into fresh blocks.
+    window
+        Index in the table of the first source if they stand side by side, or -1.
 
     Returns
     -------
@@ -238,22 +175,53 @@ def set_aside(
     """
     size = s.block_size
     record = s.rows[row]
-    count = snapshot_moves(s, row, first, last, position, from_slot)
+    count = _snapshot_moves(s, row, sources, position, from_slot)
     emit(s, _PLAN, record.ordinal, number, count)
     if group >= 0:
         emit(s, _GROUP, record.ordinal, number, group)
-    for index in range(first, last):
-        sources[index - first] = s.table[row, index]
-        emit(s, _SOURCE, record.ordinal, s.table[row, index], number)
-    for d in range((count + size - 1) // size):
-        destinations[d] = take_block(s, row)
-        emit(s, _RESERVE, record.ordinal, destinations[d], number)
-        for k in range(d * size, min(count, (d + 1) * size)):
-            to_slot[k] = destinations[d] * size + k - d * size
-    record.busy_from = first
-    record.busy_to = last
+    for block in sources:
+        emit(s, _SOURCE, record.ordinal, block, number)
+        _set_busy(s, row, block)
+    for block in targets:
+        emit(s, _TARGET, record.ordinal, block, number)
+        _set_busy(s, row, block)
+    if len(targets) > 0:
+        occupied = _occupied(s, row, targets)
+        at = 0
+        for k in range(count):
+            while occupied[at]:
+                at += 1
+            to_slot[k] = targets[at // size] * size + at % size
+            at += 1
+    else:
+        for d in range((count + size - 1) // size):
+            destinations[d] = take_block(s, row)
+            emit(s, _RESERVE, record.ordinal, destinations[d], number)
+            for k in range(d * size, min(count, (d + 1) * size)):
+                to_slot[k] = destinations[d] * size + k - d * size
+    if window >= 0:
+        record.busy_from = window
+        record.busy_to = window + len(sources)
     record.plan = number
     return count
+
+
+@njit
+def _occupied(s: State, row: int, blocks: np.ndarray) -> np.ndarray:
+    """Say of each slot of some of the row's busy blocks whether a token lives in it: bool[blocks * S].
+
+    Leaves in ``prev`` of each of them its index: a busy block is in no list.
+    """
+    size = s.block_size
+    out = np.zeros(len(blocks) * size, np.bool_)
+    for i in range(len(blocks)):
+        s.blocks[blocks[i]].prev = i
+    for cell in range(s.rows[row].start, s.rows[row].start + s.rows[row].live):
+        block = s.slot[cell] // size
+        i = s.blocks[block].prev
+        if s.blocks[block].busy > 0 and i < len(blocks) and blocks[i] == block:
+            out[i * size + s.slot[cell] % size] = True
+    return out
 
 
 @njit
@@ -278,6 +246,30 @@ def is_lawful(s: State, row: int, destinations: np.ndarray, position: np.ndarray
     for k in range(len(position)):
         if to_slot[k] != destinations[k // size] * size + k % size or (k > 0 and position[k] <= position[k - 1]):
             return False
+    return True
+
+
+@njit
+def fills_lawfully(s: State, row: int, targets: np.ndarray, position: np.ndarray, to_slot: np.ndarray) -> bool:
+    """Say whether tokens move, one by one, into dead slots of blocks of the row that were marked for it."""
+    size = s.block_size
+    if len(to_slot) != len(position):
+        return False
+    for block in targets:
+        if not 0 < block < len(s.blocks):
+            return False
+        record = s.blocks[block]
+        if record.busy != 1 or record.tables != 1 or record.written != size or record.owner != row:
+            return False
+    taken = _occupied(s, row, targets)
+    for k in range(len(position)):
+        block = to_slot[k] // size
+        if not 0 < block < len(s.blocks) or (k > 0 and position[k] <= position[k - 1]):
+            return False
+        i = s.blocks[block].prev
+        if not 0 <= i < len(targets) or targets[i] != block or taken[i * size + to_slot[k] % size]:
+            return False
+        taken[i * size + to_slot[k] % size] = True
     return True
 
 
@@ -316,6 +308,8 @@ def commit(
     s: State,
     row: int,
     number: int,
+    sources: np.ndarray,
+    targets: np.ndarray,
     destinations: np.ndarray,
     position: np.ndarray,
     to_slot: np.ndarray,
@@ -339,12 +333,12 @@ def commit(
     # Taken out of the tuple once: each time costs a reference count.
     header, blocks, readers, slot = s.header, s.blocks, s.readers, s.slot
     record = s.rows[row]
-    first, last = record.busy_from, record.busy_to
     moved = np.empty(len(position), np.int64)  # cells, in plan order; -1 if dead
-    alive = np.zeros(len(destinations), np.int64)
+    alive = np.zeros(len(position) // size + 1, np.int64)
     kept = _survivors(s, row, position, moved, alive)
+    if len(targets) > 0:
+        kept = 0
     # Sources whose last token died meanwhile would be free without the copy: they are no gain of it.
-    sources = s.table[row, first:last].copy()
     if len(died) == 0:
         died = np.empty(len(sources), np.bool_)
         won = 0
@@ -365,11 +359,16 @@ def commit(
             slot[moved[k]] = to_slot[k]
             record.moved += 1
             header[H.MOVED] += 1
-    emit(s, _COMMIT, record.ordinal, number, first)
-    # The table: sources out, destinations with life in.
-    tail = last == record.blocks
-    gone: int = last - first - kept
-    at = first
+    # The table: sources out, destinations with life in, where the first source stood.
+    before = s.table[row, : record.blocks].copy()
+    at = 0
+    while before[at] != sources[0]:
+        at += 1
+    emit(s, _COMMIT, record.ordinal, number, at)
+    first = at
+    tail = first + len(sources) == len(before)
+    if len(targets) > 0 or before[first + len(sources) - 1] != sources[-1]:
+        record.mixed = 1
     fill = size
     for d in range(len(destinations)):
         if alive[d] > 0:
@@ -383,11 +382,19 @@ def commit(
             s.header[H.IN_TABLES] += 1
             s.table[row, at] = block
             at += 1
-    for index in range(last, record.blocks):
-        s.table[row, index - gone] = s.table[row, index]
-    record.blocks -= gone
-    record.written -= gone * size
-    if tail:
+            if len(s.holes) > 0:
+                list_dead(s, block, moved[d * size : d * size + size] >= 0)
+                offer_block(s.blocks, s.holes, s.block_size, row, block)
+    i = 0
+    for block in before[first:]:
+        if i < len(sources) and block == sources[i]:
+            i += 1
+        else:
+            s.table[row, at] = block
+            at += 1
+    record.blocks = at
+    record.written -= (len(sources) - kept) * size
+    if tail and kept > 0:
         record.written = (record.blocks - 1) * size + fill
     record.busy_from = 0
     record.busy_to = 0
@@ -398,7 +405,12 @@ def commit(
             freed += not died[i]
             s.header[H.FREED_BY_DEATH] += died[i]
         emit(s, _FREE, record.ordinal, sources[i], Why.DEATH if died[i] else Why.REPACK)
+        blocks[sources[i]].busy = 0
         free_block(s, sources[i])
+    if len(s.holes) > 0 and len(targets) > 0:
+        occupied = _occupied(s, row, targets)
+        for i in range(len(targets)):
+            list_dead(s, targets[i], occupied[i * size : i * size + size])
     for d in range(len(destinations)):
         if alive[d] == 0:
             emit(s, _FREE, record.ordinal, destinations[d], Why.CANCEL)

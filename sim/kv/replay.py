@@ -53,6 +53,8 @@ class _Plan:
     tokens: int
     sources: list[int] = field(default_factory=list)
     destinations: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    """Blocks that stay in the table while the copy writes into their dead slots."""
     moves: int = 0
     copied: bool = False
     cancelled: bool = False
@@ -144,9 +146,11 @@ class Replay:
             reads.update(plan.sources)
             for block in plan.destinations:
                 _need(self.holders.get(block) == 0, f"destination {block} is held by a table before the commit")
-                _need(self._fills[block] is plan, f"destination {block} is filled by another plan")
+            for block in plan.destinations + plan.targets:
+                _need(self._fills[block] is plan, f"block {block} is filled by another plan")
         _need(reads == self._reads, "blocks that copies read are miscounted")
-        _need(len(self._fills) == sum(len(p.destinations) for p in self.plans.values()), "a copy fills nothing")
+        filled = sum(len(p.destinations) + len(p.targets) for p in self.plans.values())
+        _need(len(self._fills) == filled, "a copy fills nothing")
         _need({b: n for b, n in self.holders.items() if n} == held, "blocks held differ from blocks listed")
         count = sum(len(owners) for owners in self.tokens.values())
         _need(count == sum(len(r.slots) for r in self.requests.values()), "slots hold tokens of nobody")
@@ -213,6 +217,20 @@ class Replay:
         request.length += count
         self._scheduled += count
 
+    def _reuse(self, req: int, position: int, slot: int) -> None:
+        request = self._live(req)
+        block = slot // self.block_size
+        _need(position == request.length, f"the next logical position is {request.length}")
+        _need(block in request.table, f"block {block} is not in the table")
+        _need(not self._in_flight(block), f"block {block} is being copied")
+        _need(self.holders[block] == 1, f"block {block} is shared")
+        index = request.table.index(block)
+        _need(index * self.block_size + slot % self.block_size < request.written, "it was never written")
+        self._place(req, position, slot)
+        self.contents[slot] = req, position, False
+        request.length += 1
+        self._scheduled += 1
+
     def _evict(self, req: int, position: int, slot: int) -> None:
         request = self._live(req)
         if request.slots.get(position) != slot:
@@ -225,8 +243,8 @@ class Replay:
         request = self.requests.get(req, _Request(alive=False))  # one that has ended, of which a copy ends now
         # A request that is back may have found a block in the cache that a copy of its former life still reads.
         if block in request.table and why != Why.CANCEL:
-            mine = any(p.req == req and not p.cancelled and block in p.sources for p in self.plans.values())
-            _need(not mine, "a copy in flight uses it")
+            mine = [p.sources + p.targets for p in self.plans.values() if p.req == req and not p.cancelled]
+            _need(not any(block in blocks for blocks in mine), "a copy in flight uses it")
             if request.alive:
                 self._need_empty(req, block)
                 index = request.table.index(block)
@@ -239,13 +257,13 @@ class Replay:
             self._drop_if_gone(req)
         else:
             for number, plan in self.plans.items():
-                if plan.req == req and (block in plan.sources or block in plan.destinations):
+                if plan.req == req and block in plan.sources + plan.destinations + plan.targets:
                     _need(plan.copied, f"plan {number} still copies")
                     if block in plan.sources:
                         plan.sources.remove(block)
                         self._unread(block)
                     else:
-                        plan.destinations.remove(block)
+                        (plan.targets if block in plan.targets else plan.destinations).remove(block)
                         del self._fills[block]
                     self._drop_plan_if_gone(number, plan)
                     break
@@ -273,7 +291,7 @@ class Replay:
         mine = self.plans[number]
         if self._in_flight(block):
             others = [p for p in self.plans.values() if p.group is None or p.group is not mine.group]
-            _need(all(block not in p.sources and block not in p.destinations for p in others), "another plan uses it")
+            _need(all(block not in p.sources + p.destinations + p.targets for p in others), "another plan uses it")
         _need(mine.group is not None or self.holders[block] == 1, "it is shared")
         _need(block in self._live(req).table, "it is not in the table")
         mine.sources.append(block)
@@ -286,6 +304,16 @@ class Replay:
         self._fills[block] = plan
         for slot in self._slots(block):
             self.contents.pop(slot, None)  # the copy writes there, whatever becomes of the plan
+
+    def _target(self, req: int, block: int, number: int) -> None:
+        plan = self.plans[number]
+        _need(not self._in_flight(block), "another plan uses it")
+        _need(self.holders[block] == 1 and block in self._live(req).table, "it is shared, or of somebody else")
+        plan.targets.append(block)
+        self._fills[block] = plan
+        for slot in self._slots(block):
+            if slot not in self.tokens:
+                self.contents.pop(slot, None)
 
     def _copied(self, req: int, number: int, b: int) -> None:
         plan = self.plans[number]
@@ -307,10 +335,15 @@ class Replay:
             plan = self._fills[block]
             _need(plan.req == req and plan.copied and not plan.cancelled, "its plan is not ready")
             _need(source // self.block_size in plan.sources, "the source is not in the plan")
+            if block in plan.targets:
+                index = request.table.index(block)
+                _need(index * self.block_size + target % self.block_size < request.written, "it was never written")
             plan.moves += 1
         elif self.holders.get(block) != 1 or block in self._reads or block not in request.table:
             _need(block in request.table, f"block {block} is not in the table")
             raise ReplayError(f"block {block} is shared or being copied")
+        elif source // self.block_size in self._reads:
+            raise ReplayError(f"block {source // self.block_size} is being copied, to somewhere else")
         if target in tokens:
             raise ReplayError(f"slot {target} holds a live token")
         del owners[req]
@@ -325,7 +358,9 @@ class Replay:
         request = self._live(req)
         _need(plan.copied and not plan.cancelled and plan.req == req, "it is not ready")
         kept = [block for block in plan.destinations if self._occupied(block)]
-        _need(request.table[index : index + len(plan.sources)] == plan.sources, "sources are not where it says")
+        table = request.table
+        _need(table[index] == plan.sources[0], "the first source is not where it says")
+        _need([block for block in table if block in plan.sources] == plan.sources, "sources are not in table order")
         freed = 0
         for block in plan.sources:
             self._need_empty(req, block)
@@ -336,13 +371,16 @@ class Replay:
         else:
             self._commit_of(plan.group, freed, len(kept))
         gone = len(plan.sources) - len(kept)
-        tail = index + len(plan.sources) == len(request.table)
-        request.table[index : index + len(plan.sources)] = kept
+        tail = table[-1] in plan.sources
+        table[:] = [block for block in table if block not in plan.sources]
+        table[index:index] = kept
         request.written -= gone * self.block_size
-        if tail:
+        if tail and kept and table[-1] == kept[-1]:
+            # Behind the last token of the last destination slots are free, if it is where tokens are appended.
             size = self.block_size
-            fill = min(size, plan.tokens - plan.destinations.index(kept[-1]) * size) if kept else size
-            request.written = (len(request.table) - 1) * size + fill
+            fill = min(size, plan.tokens - plan.destinations.index(kept[-1]) * size)
+            request.written = (len(table) - 1) * size + fill
+        self._leave_targets(plan)
         for block in kept:
             self.holders[block] = 1
             plan.destinations.remove(block)
@@ -365,10 +403,13 @@ class Replay:
             for block in plan.sources:
                 self._unread(block)
             plan.sources.clear()  # they stay in the table
+            self._leave_targets(plan)
+            self._drop_plan_if_gone(number, plan)
 
     def _defer(self, req: int, block: int, b: int) -> None:
         request = self.requests[req]
-        _need(any(p.req == req and block in p.sources for p in self.plans.values()), "no copy uses it")
+        mine = [p.sources + p.targets for p in self.plans.values() if p.req == req]
+        _need(any(block in blocks for blocks in mine), "no copy uses it")
         self._forget(req, request, block)
         request.table.remove(block)
         self.holders[block] -= 1
@@ -414,8 +455,13 @@ class Replay:
             del self.requests[req]
 
     def _drop_plan_if_gone(self, number: int, plan: _Plan) -> None:
-        if not plan.sources and not plan.destinations:
+        if not plan.sources and not plan.destinations and not plan.targets:
             del self.plans[number]
+
+    def _leave_targets(self, plan: _Plan) -> None:
+        for block in plan.targets:
+            del self._fills[block]
+        plan.targets.clear()
 
     def _take(self, block: int) -> None:
         _need(0 < block < self.num_blocks, f"block {block} is not in the pool")

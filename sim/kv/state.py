@@ -22,13 +22,14 @@ __all__ = ["BLOCK", "ROW", "YIELDS", "H", "State", "Store"]
 
 BLOCK = np.dtype(
     [
-        ("prev", "i4"),  # free list, doubly linked; block 0 is its sentinel (vLLM's null block, never handed out)
-        ("next", "i4"),
+        ("prev", "i4"),  # free list, doubly linked; block 0 is its sentinel (vLLM's null block, never handed out).
+        ("next", "i4"),  # Of a block that is in use: a list of sim.kv.holes
         ("ref", "i4"),  # who holds the block: tables, a copy that fills it or reads it for nobody; 0 while it is free
         ("tables", "i4"),  # block tables that list it
         ("live", "i4"),  # slots that hold a token which is alive for at least one row
         ("written", "i4"),  # slots that hold a token, live or dead
-        ("cached", "i4"),  # 1 while the prefix cache knows its contents
+        ("cached", "i2"),  # 1 while the prefix cache knows its contents
+        ("busy", "i2"),  # 1 while a copy reads it or writes into it, unless the prefix cache knows its contents
         ("owner", "i4"),  # row that took it last
     ],
     align=True,
@@ -51,6 +52,7 @@ ROW = np.dtype(
         ("tracked", "u1"),  # 1 if tokens have cells; without a policy that evicts nobody looks at single tokens
         ("flying", "u1"),  # its part in the oldest batch without results: 0 none, 1 computes, 2 and yields a token
         ("ahead", "u1"),  # the same for the batch after that one (asynchronous scheduling)
+        ("mixed", "u1"),  # 1 once its tokens do not lie in logical order
         ("cap", "i4"),  # cells it was given, from `origin` on
         ("origin", "i8"),
         ("start", "i8"),  # its first cell in use; moves away from `origin` when an old token dies
@@ -90,7 +92,8 @@ class _Header(NamedTuple):
     NOW: int = 11  # time stamp for events, ns
     DROPPED: int = 12  # blocks in `dropped`
     KEPT: int = 13  # blocks that stay in a row's table although nothing lives in them
-    SIZE: int = 14
+    STALLS: int = 14  # 1 if a request computes nothing while a repack of it is in flight
+    SIZE: int = 15
 
 
 H = _Header()  # a tuple, since compiled kernels take those as constants
@@ -108,6 +111,7 @@ class State(NamedTuple):
     columns: Any  # float32[K, A], per-token state of policies and attention models
     dropped: Any  # int32[N], blocks taken although the prefix cache knew their contents
     readers: Any  # int32[N * S], of published blocks: rows for which the slot's token is alive; empty without sharing
+    holes: Any  # int32, dead slots to write into (sim.kv.holes); empty unless they are used again
     events: Any  # EVENT[E]
     block_size: int
 
@@ -138,6 +142,7 @@ class Store:
             columns=np.zeros((columns, 1024), np.float32),
             dropped=np.zeros(num_blocks, np.int32),
             readers=np.zeros(0, np.int32),
+            holes=np.zeros(0, np.int32),
             events=records(4096 if logging else 1, EVENT),
             block_size=block_size,
         )
@@ -146,6 +151,8 @@ class Store:
         """Double the number of rows."""
         s = self.s
         self.s = s._replace(rows=_widen(s.rows, 2 * len(s.rows)), table=_widen(s.table, 2 * len(s.table)))
+        if len(s.holes):
+            self.find_holes()
 
     def grow_table(self, blocks: int) -> None:
         """Make room for ``blocks`` blocks in every block table."""
@@ -166,6 +173,14 @@ class Store:
         """From now on blocks may be shared: count the rows that a slot lives for, where single tokens matter."""
         if self.tracked and not len(self.s.readers):
             self.s = self.s._replace(readers=np.zeros(len(self.s.blocks) * self.s.block_size, np.int32))
+
+    def find_holes(self) -> None:
+        """From now on keep account of dead slots, so that new tokens may be written into them."""
+        if self.tracked:
+            s = self.s
+            # Of each block its dead slots, of each row the lists of its blocks by the number of them.
+            cells = len(s.blocks) * s.block_size + len(s.rows) * (s.block_size + 1)
+            self.s = s._replace(holes=_widen(s.holes, cells))
 
     def reserve_events(self, more: int) -> None:
         """Make room for ``more`` events behind those already written."""

@@ -15,14 +15,27 @@ import numpy as np
 from sim.jit import njit
 from sim.kv.blocks import Why, emit, free_block, leave_slot, list_block, take_block, unlist_block
 from sim.kv.events import Kind
+from sim.kv.holes import bury, take_hole, withdraw_block
 from sim.kv.state import H, State
 
-__all__ = ["append_one", "append_tokens", "drop_block", "evict_tokens", "lives_in", "next_private", "tail_of"]
+__all__ = [
+    "append_one",
+    "append_tokens",
+    "drop_block",
+    "evict_tokens",
+    "lives_in",
+    "next_private",
+    "reuse_one",
+    "reuse_slot",
+    "table_index",
+    "tail_of",
+]
 
 _ALLOC = int(Kind.ALLOC)
 _APPEND = int(Kind.APPEND)
 _EVICT = int(Kind.EVICT)
 _FREE = int(Kind.FREE)
+_REUSE = int(Kind.REUSE)
 
 
 @njit
@@ -102,7 +115,35 @@ def append_one(arrays: tuple[np.ndarray, ...], row: int, size: int) -> None:
 
 
 @njit
-def _table_index(s: State, row: int, block: int) -> int:
+def reuse_one(arrays: tuple[np.ndarray, ...], holes: np.ndarray, row: int, size: int) -> int:
+    """Write the row's next token into one of its dead slots, which the caller made sure it has; return the slot.
+
+    The caller adds the token to the header's ``LIVE``, and writes the event.
+    """
+    rows, _, blocks, position, slot, columns = arrays
+    record = rows[row]
+    cell = record.start + record.live
+    position[cell] = record.computed
+    hole = take_hole(blocks, holes, size, row)
+    slot[cell] = hole
+    for c in range(len(columns)):
+        columns[c, cell] = 0.0
+    record.live += 1
+    record.computed += 1
+    record.mixed = 1
+    return hole
+
+
+@njit
+def reuse_slot(s: State, row: int) -> None:
+    """Write the row's next token into one of its dead slots (:func:`reuse_one`), and say so."""
+    hole = reuse_one(tail_of(s), s.holes, row, s.block_size)
+    s.header[H.LIVE] += 1
+    emit(s, _REUSE, s.rows[row].ordinal, s.rows[row].computed - 1, hole)
+
+
+@njit
+def table_index(s: State, row: int, block: int) -> int:
     """Where ``block`` stands in the row's table."""
     mine = s.table[row, : s.rows[row].blocks]
     for index in range(len(mine)):
@@ -136,6 +177,8 @@ def drop_block(s: State, row: int, index: int, why: int) -> bool:
     size = s.block_size
     record = s.rows[row]
     block = s.table[row, index]
+    if len(s.holes) > 0:
+        withdraw_block(s.blocks, s.holes, size, row, block)
     # A tail that is not full has fewer written slots to take away than a whole block; a block kept behind it has none.
     record.written -= max(0, min(size, record.written - index * size))
     _drop_first(s.table[row, index : record.blocks])
@@ -230,6 +273,8 @@ def evict_tokens(s: State, rows: np.ndarray, victims: np.ndarray, counts: np.nda
     header, blocks, records, position, slot, columns = s.header, s.blocks, s.rows, s.position, s.slot, s.columns
     readers = s.readers
     logging = header[H.LOGGING]
+    holes = s.holes
+    reusing = len(holes) > 0
     first = 0
     for b in range(len(rows)):
         if counts[b] == 0:
@@ -246,6 +291,9 @@ def evict_tokens(s: State, rows: np.ndarray, victims: np.ndarray, counts: np.nda
                 emit(s, _EVICT, record.ordinal, position[cell], slot[cell])
             if blocks[block].cached:
                 header[H.LIVE] -= leave_slot(blocks, readers, block, slot[cell])
+            elif reusing:
+                bury(blocks, holes, size, row, slot[cell])
+                header[H.LIVE] -= 1
             else:
                 blocks[block].live -= 1
                 header[H.LIVE] -= 1
@@ -257,8 +305,8 @@ def evict_tokens(s: State, rows: np.ndarray, victims: np.ndarray, counts: np.nda
                 emptied = killed == _share_of(slot, cell, record.start, record.start + record.live, size)
                 killed = 0
             if emptied and record.blocks > header[H.KEPT]:
-                index = _table_index(s, row, block)
-                if not record.busy_from <= index < record.busy_to:
+                index = table_index(s, row, block)
+                if not record.busy_from <= index < record.busy_to and blocks[block].busy == 0:
                     header[H.FREED_BY_DEATH] += drop_block(s, row, index, Why.DEATH)
         if _close_gaps(position, slot, columns, mine, record.start, record.start + record.live):
             record.start += 1

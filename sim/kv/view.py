@@ -83,13 +83,27 @@ class View:
     def __len__(self) -> int:
         return len(self.row)
 
-    def set(self, column: str, values: NDArray[np.float32]) -> None:
-        """Copy ``values`` (float32[A]) into a column, in the cells of these requests."""
-        _set(self.columns[column], values, self.start, self.n)
+    @property
+    def newest(self) -> NDArray[np.int64]:
+        """int64[B], the cell of each request's newest token."""
+        cells: NDArray[np.int64] = self.start + self.n - 1
+        return cells
+
+    def set(self, column: str, values: NDArray[np.float32], sign: int = 1) -> None:
+        """Copy ``values`` (float32[A]), or with ``sign=-1`` their negatives, into a column, in the requests' cells."""
+        _set(self.columns[column], values, self.start, self.n, np.float32(sign))
 
     def add(self, column: str, values: NDArray[np.float32]) -> None:
         """Add ``values`` (float32[A]) to a column, in the cells of these requests."""
         _add(self.columns[column], values, self.start, self.n)
+
+    def multiply(self, column: str, values: NDArray[np.float32]) -> None:
+        """Multiply a column by ``values`` (float32[A]), in the cells of these requests."""
+        _multiply(self.columns[column], values, self.start, self.n)
+
+    def divide(self, column: str, values: NDArray[np.float32]) -> None:
+        """Divide a column by ``values`` (float32[A], positive), in the cells of these requests."""
+        _divide(self.columns[column], values, self.start, self.n)
 
     def attention(self) -> NDArray[np.float32]:
         """Return float32[A]: attention of each request's newest query over its live tokens, summing to 1 a request."""
@@ -126,6 +140,24 @@ class View:
         self._model.similarity(self, out)
         return out
 
+    def key_norms(self, *, newest: bool = False) -> NDArray[np.float32]:
+        """Return float32[A]: norm of each token's key, for ever the same; with ``newest``, of the newest alone."""
+        out: NDArray[np.float32] = self.scratch[1]
+        self._model.key_norms(self, newest, out)
+        return out
+
+    def value_norms(self, *, newest: bool = False) -> NDArray[np.float32]:
+        """Return float32[A]: norm of each token's value, for ever the same; with ``newest``, of the newest alone."""
+        out: NDArray[np.float32] = self.scratch[1]
+        self._model.value_norms(self, newest, out)
+        return out
+
+    def expected(self) -> NDArray[np.float32]:
+        """Return float32[A]: attention that each prompt token can expect of queries to come, summing to 1 a request."""
+        out: NDArray[np.float32] = self.scratch[1]
+        self._model.expected(self, out)
+        return out
+
     def over_budget(self) -> tuple[View, NDArray[np.int64]]:
         """Return the view of the requests that hold more than their budget, and int64[B], by how many tokens each."""
         numbers, key = np.empty_like(self._numbers), np.empty_like(self.key)
@@ -160,12 +192,12 @@ def _over_budget(
 
 
 @njit
-def _set(column: np.ndarray, values: np.ndarray, start: np.ndarray, n: np.ndarray) -> None:
+def _set(column: np.ndarray, values: np.ndarray, start: np.ndarray, n: np.ndarray, sign: np.float32) -> None:
     for b in range(len(start)):
         # Slices, and loops from 0: the compiler vectorises those.
         mine, new = column[start[b] : start[b] + n[b]], values[start[b] : start[b] + n[b]]
         for i in range(len(mine)):
-            mine[i] = new[i]
+            mine[i] = sign * new[i]
 
 
 @njit
@@ -174,6 +206,22 @@ def _add(column: np.ndarray, values: np.ndarray, start: np.ndarray, n: np.ndarra
         mine, new = column[start[b] : start[b] + n[b]], values[start[b] : start[b] + n[b]]
         for i in range(len(mine)):
             mine[i] += new[i]
+
+
+@njit
+def _multiply(column: np.ndarray, values: np.ndarray, start: np.ndarray, n: np.ndarray) -> None:
+    for b in range(len(start)):
+        mine, new = column[start[b] : start[b] + n[b]], values[start[b] : start[b] + n[b]]
+        for i in range(len(mine)):
+            mine[i] *= new[i]
+
+
+@njit
+def _divide(column: np.ndarray, values: np.ndarray, start: np.ndarray, n: np.ndarray) -> None:
+    for b in range(len(start)):
+        mine, new = column[start[b] : start[b] + n[b]], values[start[b] : start[b] + n[b]]
+        for i in range(len(mine)):
+            mine[i] /= new[i]
 
 
 @njit

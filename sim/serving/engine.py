@@ -7,6 +7,8 @@ the step that ends, evictions, copies that are complete, new repack plans, arriv
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from sim.kv.state import H
 from sim.kv.view import View
 from sim.serving.accounting import complete, histogram
 from sim.serving.arrivals import Arrivals
+from sim.serving.attention.base import check_signals
 from sim.serving.batch import Batch
 from sim.serving.copies import CopyStream
 from sim.serving.copy import CopyCost
@@ -95,7 +98,7 @@ class Engine:
     policy, budget, reclaimer
         Who dies, how much may live, and what happens to the slots.
     attention
-        Attention model, for policies that look at attention; None otherwise.
+        Attention model, for policies that look at attention, keys or values; None otherwise.
     step_cost, copy_cost
         What steps and copies cost.
     score_reads
@@ -126,12 +129,14 @@ class Engine:
     ) -> None:
         if policy.evicts and not reclaimer.evicts:
             raise InputError(f"reclaimer {reclaimer.name!r} keeps every token: use it with policy 'full'")
-        if policy.compares and not hasattr(attention, "similarity"):
-            name = getattr(attention, "name", attention)
-            raise InputError(f"policy {policy.name!r} compares keys, and attention {name!r} has none: use 'synthetic'")
+        check_signals(policy, attention)
         self.scheduler = scheduler
         self.cache: KVCache = scheduler.cache
         self.cache.store.s.header[H.KEPT] = reclaimer.keep_blocks
+        reclaimer.check(self.cache, policy)
+        if reclaimer.reuses:
+            self.cache.reuse_slots()
+        self.cache.store.s.header[H.STALLS] = reclaimer.stalls
         if reclaimer.keep_blocks and scheduler.limits.prefix_caching:
             raise InputError(f"{reclaimer.name}: keep_blocks: requests that share blocks cannot keep empty ones; use 0")
         self.env = simpy.Environment()
@@ -140,13 +145,21 @@ class Engine:
         self._source = source
         self._policy = policy
         self._observes = policy.evicts and type(policy).observe is not EvictionPolicy.observe
+        self._chooses = type(policy).reads is not EvictionPolicy.reads
         self._budget = budget
         self._reclaimer = reclaimer
         self._attention = attention
         self.step_cost = step_cost
-        self._score_reads = score_reads if policy.attends and policy.every == 1 else 0.0
+        self._score_reads = score_reads if policy.attends and policy.every == 1 and not policy.prompt_only else 0.0
         self._score_ns = getattr(step_cost, "score_ns", None) if policy.every > 1 else None
-        self._scored = np.zeros(0, np.int64)
+        self._scored = [0, 0]
+        self._choose = (
+            policy.select
+            if type(reclaimer).choose is Reclaimer.choose
+            else functools.partial(reclaimer.choose, self.cache, policy)
+        )
+        self._copy_token_ns = copy_cost.bandwidth_ns(1 << 20) / (1 << 20)
+        self._short_ns = math.inf
         self._pause_ns = 0
         self._observer = observer
         self._progress = progress
@@ -275,6 +288,13 @@ class Engine:
         work = self.scheduler.work
         tokens, seqs, kv_read, pairs, _ = work.tolist()
         self.cache.note(Kind.STEP, -1, self.step, tokens)
+        if self._chooses:
+            unread = self._unread()
+            kv_read -= unread
+            pairs -= unread
+        if self._reclaimer.attention_factor != 1.0:
+            pairs += int((self._reclaimer.attention_factor - 1) * kv_read)
+            kv_read = int(self._reclaimer.attention_factor * kv_read)
         if self._score_reads:
             # FlashAttention keeps its probabilities to itself: to get them, keys are read and multiplied once more.
             kv_read += int(self._score_reads * kv_read)
@@ -284,6 +304,15 @@ class Engine:
         batch.step_ns, batch.memory_ns = self.step_cost.step_ns(tokens, seqs, kv_read, pairs)
         self.step += 1
         return batch
+
+    def _unread(self) -> int:
+        """Return how many of the slots that decode steps could read the policy leaves out."""
+        running = self.scheduler.running[: self.scheduler.num_running]
+        records = self.cache.store.s.rows[running]
+        decoding = (records["sched"] == 1) & (records["decode_from"] > 0)
+        view = self.cache.view(running[decoding], self._budget.share, self._budget.tokens)
+        slots = records["written"][decoding].astype(np.int64)
+        return int((slots - self._policy.reads(slots, view.keep)).sum())
 
     def _duration_ns(self, batch: Batch, now: int) -> int:
         """Return how long a step takes that begins now, beside the copy in flight if there is one."""
@@ -377,12 +406,15 @@ class Engine:
         if self._policy.evicts:
             self._evict(self._lists[1, :prompts], self._lists[2, :decodes])
             if self._score_ns is not None:
-                self._pause_ns += self._score_ns(len(self._scored), int((self._scored**2).sum()))
-                self._scored = self._scored[:0]
+                self._pause_ns += self._score_ns(*self._scored)
+                self._scored = [0, 0]
             self.copies.pass_fence()
             running = scheduler.running[: scheduler.num_running]
             self._pause_ns += self.copies.stop_ns(*self._reclaimer.repack_now(self.cache, running))
-            pressure = Pressure(len(running), scheduler.wanted_blocks)
+            # The next step may be a short one, whatever this one was: what falls at once and rises by a tenth a step.
+            self._short_ns = min(batch.step_ns, 1.1 * self._short_ns)
+            copyable = self._short_ns / self._copy_token_ns if self._copy_token_ns else math.inf
+            pressure = Pressure(len(running), scheduler.wanted_blocks, copyable)
             plans = self._reclaimer.after_step(self.cache, running, pressure, self.copies.busy)
             if plans:
                 after = scheduler.in_flight[0].step_ns if scheduler.in_flight else 0
@@ -420,7 +452,7 @@ class Engine:
             policy.begin(view)
             self._evict_excess(view)
             cache.trim_cells(ended)
-        if len(decoded):
+        if len(decoded) and not policy.prompt_only:
             view = cache.view(decoded, budget.share, budget.tokens, self._attention)
             if self._observes:
                 policy.observe(view)
@@ -429,9 +461,11 @@ class Engine:
     def _evict_excess(self, view: View) -> None:
         view, excess = view.over_budget()
         if len(view):
-            victims, counts = self._policy.select(view, excess)
+            victims, counts = self._choose(view, excess)
             if self._score_ns is not None:
-                self._scored = view.n[counts > 0]
+                scored = view.n[counts > 0]
+                self._scored[0] += len(scored)
+                self._scored[1] += int((scored**2).sum()) if self._policy.compares else 0
             self.cache.evict_cells(view.row, victims, counts)
 
     # -- results -------------------------------------------------------------------------------------------------------

@@ -19,10 +19,11 @@ from sim.jit import njit
 from sim.kv.arena import make_room
 from sim.kv.cache import KVCache
 from sim.kv.events import Kind
+from sim.kv.holes import holes_of
 from sim.kv.prefix import PrefixCache, chain
 from sim.kv.repack import RepackPlan
 from sim.kv.state import ROW, YIELDS, H, State
-from sim.kv.tokens import append_one, append_tokens, tail_of
+from sim.kv.tokens import append_one, append_tokens, reuse_one, reuse_slot, tail_of
 from sim.serving.batch import Batch
 from sim.serving.limits import Limits
 from sim.serving.request import RequestState
@@ -77,7 +78,10 @@ def _serve_running(
     rows, header = s.rows, s.header
     tail = tail_of(s)
     logging = header[H.LOGGING] > 0
+    reusing = len(s.holes) > 0
+    stalls = header[H.STALLS] > 0
     missing = 0
+    reused = 0
     scheduled, left, seqs, kv_read, pairs, single = 0, work[W.TOKENS_LEFT], 0, 0, 0, 0
     while at < count and left > 0:
         row = running[at]
@@ -86,11 +90,12 @@ def _serve_running(
         if 0 < threshold < tokens:
             tokens = threshold
         # Asynchronous scheduling counts a token as produced once it is sure to come: the last one may be on its way.
-        if tokens <= 0 or (late and record.produced >= record.target):
+        stalled = stalls and record.plan >= 0
+        if tokens <= 0 or stalled or (late and record.produced >= record.target):
             at += 1
             continue
-        before = record.written
-        short = before + tokens - record.blocks * size
+        again = reusing and tokens == 1 and holes_of(s, row) > 0
+        short = 0 if again else record.written + tokens - record.blocks * size
         if short > 0 and (short + size - 1) // size > header[H.FREE] - header[H.RESERVE]:
             missing = _NEEDS_BLOCKS
             break
@@ -101,7 +106,12 @@ def _serve_running(
         ):
             missing = _NEEDS_CELLS
             break
-        if tokens == 1 and -size < short <= 0 and not logging:
+        if again and logging:
+            reuse_slot(s, row)
+        elif again:
+            reuse_one(tail, s.holes, row, size)
+            reused += 1
+        elif tokens == 1 and -size < short <= 0 and not logging:
             append_one(tail, row, size)
             single += 1
         else:
@@ -110,10 +120,10 @@ def _serve_running(
         scheduled += tokens
         left -= tokens
         seqs += 1
-        kv_read += before + tokens
-        pairs += tokens * before + tokens * (tokens + 1) // 2
+        kv_read += record.written
+        pairs += tokens * (record.written - tokens) + tokens * (tokens + 1) // 2
         at += 1
-    header[H.LIVE] += single
+    header[H.LIVE] += single + reused
     header[H.WRITTEN] += single
     work[W.TOKENS] += scheduled
     work[W.TOKENS_LEFT] = left

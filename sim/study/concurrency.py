@@ -184,8 +184,9 @@ def _guess(config: SimConfig) -> int:
         return 1
     length = int(first.prompt_tokens[0] + first.output_tokens[0])
     kept = length if config.budget is None else config.budget * length
-    if config.budget_tokens is not None:
-        kept = min(kept, config.budget_tokens)
+    tokens = config.tokens_kept(get_model(config.model).kv_bytes_per_token)
+    if tokens is not None:
+        kept = min(kept, tokens)
     if config.reclaimer.partition(":")[0] == BASELINE:
         kept = length
     blocks = config.kv_blocks

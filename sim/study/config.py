@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sim.errors import InputError, did_you_mean
 from sim.registry import parse_spec
 
-__all__ = ["SimConfig", "overlay", "read_toml"]
+__all__ = ["BUDGETS", "SimConfig", "memory_bytes", "overlay", "read_toml"]
 
 DEFAULT_BUDGET = 0.5
 
@@ -33,7 +34,10 @@ def _field(group: str, default: Any, description: str, **rules: Any) -> Any:
     return Field(default, description=description, json_schema_extra={"group": group}, **rules)
 
 
-_LATER = ("async_scheduling", "shared_blocks")
+BUDGETS = ("budget", "budget_tokens", "budget_memory")
+"""Fields of which a run has only one."""
+
+_LATER = ("async_scheduling", "shared_blocks", "budget_memory")
 """Fields that came after the first release: see :meth:`SimConfig.hash`."""
 
 
@@ -96,6 +100,11 @@ class SimConfig(BaseModel):
         le=1,
     )
     budget_tokens: int | None = _field(EVICTION, None, "Tokens a request keeps, as a fixed number.", ge=1)
+    budget_memory: str | None = _field(
+        EVICTION,
+        None,
+        "KV memory that the tokens a request keeps may take, such as 512MiB or 2GB; by the model's bytes a token.",
+    )
     reclaimer: str = _field(
         EVICTION,
         "vtoken",
@@ -209,20 +218,23 @@ class SimConfig(BaseModel):
     def _prepare(cls, fields: dict[str, Any]) -> dict[str, Any]:
         """Accept paths and numpy scalars, and settle which budget applies."""
         values = {key: _plain(value) for key, value in fields.items()}
-        if values.get("budget") is not None and values.get("budget_tokens") is not None:
-            raise InputError("budget and budget_tokens exclude each other: give the share or the number, not both")
+        given = [name for name in BUDGETS if values.get(name) is not None]
+        if len(given) > 1:
+            raise InputError(f"{given[0]} and {given[1]} exclude each other: give one of {', '.join(BUDGETS)}")
         if _name(values.get("policy")) == "full":
             # Full retention has no budget: equal runs get equal configurations, and equal hashes.
-            values["budget"] = values["budget_tokens"] = None
-        elif values.get("budget") is None and values.get("budget_tokens") is None:
+            values |= dict.fromkeys(BUDGETS)
+        elif not given:
             values["budget"] = DEFAULT_BUDGET
+        elif given == ["budget_memory"]:
+            values["budget_memory"] = _memory(values["budget_memory"])
         return values
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
         """Refuse combinations that mean nothing."""
         policy, reclaimer = _name(self.policy), _name(self.reclaimer)
-        if reclaimer == "none" and policy != "full":
+        if reclaimer == "none" and policy not in ("full", "quest"):
             raise InputError(f"reclaimer none keeps every token, but policy {policy} evicts: use policy full with it")
         return self
 
@@ -232,10 +244,28 @@ class SimConfig(BaseModel):
 
     @property
     def keeps(self) -> str:
-        """The budget in words: ``"0.5"``, ``"512 tokens"`` or ``"all"``."""
+        """The budget in words: ``"0.5"``, ``"512 tokens"``, ``"2GiB"`` or ``"all"``."""
         if self.budget_tokens is not None:
             return f"{self.budget_tokens} tokens"
-        return "all" if self.budget is None else f"{self.budget:g}"
+        return self.budget_memory or ("all" if self.budget is None else f"{self.budget:g}")
+
+    def tokens_kept(self, kv_bytes_per_token: int) -> int | None:
+        """Return the budget as a number of tokens, if it is one or is memory; None if it is a share.
+
+        Raises
+        ------
+        InputError
+            If the memory does not hold one token.
+        """
+        if self.budget_memory is None:
+            return self.budget_tokens
+        tokens = memory_bytes(self.budget_memory) // kv_bytes_per_token
+        if tokens < 1:
+            raise InputError(
+                f"budget_memory: {self.budget_memory} is less than one token of {self.model}, "
+                f"which takes {kv_bytes_per_token:,} bytes"
+            )
+        return tokens
 
     @property
     def label(self) -> str:
@@ -308,9 +338,9 @@ class SimConfig(BaseModel):
 def overlay(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Lay ``changes`` over ``base``; a budget of one kind removes the other kind from the base."""
     merged = dict(base)
-    for key, other in (("budget", "budget_tokens"), ("budget_tokens", "budget")):
-        if changes.get(key) is not None:
-            merged.pop(other, None)
+    if any(changes.get(key) is not None for key in BUDGETS):
+        for key in BUDGETS:
+            merged.pop(key, None)
     return merged | dict(changes)
 
 
@@ -330,6 +360,43 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise InputError(f"{path}: expected TOML text, got bytes that are not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not TOML: {error}") from None
+
+
+_UNITS = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+
+
+def memory_bytes(text: str) -> int:
+    """Return the bytes that ``"512MiB"`` or ``"1.5 GB"`` means.
+
+    Raises
+    ------
+    InputError
+        If it is not a number of at least 0 with a unit.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text)
+    units = {unit.lower(): size for unit, size in _UNITS.items()}
+    if match is None or match[2].lower() not in units:
+        raise InputError(f"budget_memory: expected a number with one of {', '.join(_UNITS)}, got {text!r}")
+    return round(float(match[1]) * units[match[2].lower()])
+
+
+def _memory(value: object) -> object:
+    """Write a size in the largest unit that divides it, so that equal sizes are equal text."""
+    if not isinstance(value, str):
+        return value  # of a wrong type: pydantic says so
+    size = memory_bytes(value)
+    unit = max((unit for unit in _UNITS if size % _UNITS[unit] == 0), key=lambda unit: _UNITS[unit])
+    return f"{size // _UNITS[unit]}{unit}" if size else "0B"
 
 
 def _toml(value: Any) -> str:

@@ -97,7 +97,7 @@ def build_engine(
 ) -> Engine:
     """Put the parts together that the configuration names."""
     model, hardware = get_model(config.model), get_hardware(config.hardware)
-    policy = policies.build(config.policy)
+    policy = policies.build(config.policy, block_size=config.block_size)
     reclaimer = reclaimers.build(
         config.reclaimer,
         theta_f=config.theta_f,
@@ -105,12 +105,14 @@ def build_engine(
         repack_when=config.repack_when,
         shared_blocks=config.shared_blocks,
     )
-    attention = build_attention(config.attention) if policy.attends else None
+    attention = build_attention(config.attention) if policy.attends or policy.needs else None
     blocks = config.kv_blocks
     if blocks is None:
         blocks = kv_blocks(model, hardware, config.block_size, config.gpu_memory_utilization)
+    kept = config.tokens_kept(model.kv_bytes_per_token)
     headroom = 0
-    if reclaimer.needs_headroom and policy.evicts:
+    needs_headroom = reclaimer.needs_headroom or (config.prefix_caching and reclaimer.shares_headroom)
+    if needs_headroom and policy.evicts:
         headroom = max(1, blocks // 50) if config.headroom_blocks is None else config.headroom_blocks
     cache = KVCache(
         blocks,
@@ -136,7 +138,7 @@ def build_engine(
         source=source,
         scheduler=Scheduler(cache, limits, source.hash_tokens),
         policy=policy,
-        budget=Budget(config.budget if config.budget is not None else 1.0, config.budget_tokens or 0),
+        budget=Budget(config.budget if config.budget is not None else 1.0, kept or 0),
         reclaimer=reclaimer,
         attention=attention,
         step_cost=build_step_cost(config.step_cost, model=model, hardware=hardware),

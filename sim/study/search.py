@@ -17,7 +17,7 @@ from sim.errors import InputError
 from sim.progress import Progress
 from sim.study.bisection import Axis, Found, highest
 from sim.study.check import check
-from sim.study.config import SimConfig
+from sim.study.config import BUDGETS, SimConfig
 from sim.study.export import write_atomically
 from sim.study.result import RunResult, to_json
 from sim.study.spec import Run, SweepSpec
@@ -167,7 +167,7 @@ class Report:
             config = about.pop("config")
             naive = paired.get(_pair(each.group.config))
             base = None if naive is None or naive.found is None else naive.found.value
-            row = {key: config[key] for key in ("policy", "budget", "budget_tokens", "reclaimer")}
+            row = {key: config[key] for key in ("policy", *BUDGETS, "reclaimer")}
             row |= {"label": about["label"], about["metric"]: about["value"]}
             row |= {key: about[key] for key in ("fails", "outside", "monotone")}
             row |= {f"vs_{BASELINE}": about["value"] / base if base and about["value"] else None}
@@ -359,7 +359,7 @@ def _write(store: Store, report: Report) -> None:
 
 def _labels(configs: Sequence[SimConfig]) -> list[str]:
     """Return what tells the configurations apart: policy, budget, reclaimer, and what most others do not have."""
-    shown = {"policy", "budget", "budget_tokens", "reclaimer", "seed"}
+    shown = {"policy", *BUDGETS, "reclaimer", "seed"}
     counts = {
         name: Counter(getattr(config, name) for config in configs)
         for name in SimConfig.model_fields

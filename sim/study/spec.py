@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import InputError, did_you_mean
-from sim.study.config import SimConfig, overlay, read_toml
+from sim.study.config import BUDGETS, SimConfig, overlay, read_toml
 
 __all__ = ["Plan", "Run", "SweepSpec"]
 
 Settings = dict[str, Any]
-
-RIVALS = {"budget": "budget_tokens", "budget_tokens": "budget"}
-"""Fields of which a run has only one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +117,7 @@ class SweepSpec:
         """Return a copy in which flags win: one value of a field fixes it, several are its axis of the grid."""
         base, grid = dict(self.base), dict(self.grid)
         for field in flags:
-            for replaced in (field, RIVALS.get(field, field)):
+            for replaced in BUDGETS if field in BUDGETS else (field,):
                 base.pop(replaced, None)
                 grid.pop(replaced, None)
         for field, values in flags.items():

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.errors import InputError
 from sim.study.columns import Columns, from_struct, to_struct
-from sim.study.config import SimConfig
+from sim.study.config import BUDGETS, SimConfig
 from sim.study.export import write_atomically
 from sim.study.result import RunResult, to_json
 from sim.study.thin import thin_steps
@@ -202,7 +202,10 @@ class Store:
         if not tables:
             return pd.DataFrame(), aside
         table = pa.concat_tables(tables, promote_options="permissive").to_pandas()
-        order = ["policy", "budget", "budget_tokens", "reclaimer", "seed", "config_hash"]
+        for name, field in SimConfig.model_fields.items():
+            if name not in table:  # younger than every run here
+                table[name] = field.default
+        order = ["policy", *BUDGETS, "reclaimer", "seed", "config_hash"]
         rest = [name for name in SimConfig.model_fields if name not in order]
         table = table.sort_values([*order[:-2], *rest, *order[-2:]], kind="stable", ignore_index=True)
         return table.drop(columns=["config_json", "summary_json", "versions_json"]), aside

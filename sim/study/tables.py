@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sim.rng import stream
-from sim.study.config import SimConfig
+from sim.study.config import BUDGETS, SimConfig
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,9 +124,8 @@ def comparison(table: pd.DataFrame, column: str) -> Grid:
     column
         The figure.
     """
-    budgets = zip(table["budget"], table["budget_tokens"], strict=True)
-    table = table.assign(keeps=[_keeps(share, tokens) for share, tokens in budgets])
-    fixed = {"policy", "budget", "budget_tokens", "reclaimer", "seed"}
+    table = table.assign(keeps=[_keeps(*budget) for budget in zip(*(table[name] for name in BUDGETS), strict=True)])
+    fixed = {"policy", *BUDGETS, "reclaimer", "seed"}
     varied = [name for name in SimConfig.model_fields if name not in fixed and table[name].nunique(dropna=False) > 1]
     by = ["policy", "keeps", *varied]
     rows: dict[tuple[Any, ...], dict[Any, Spread]] = {}
@@ -143,7 +142,9 @@ def reclaimer_rank(reclaimer: str) -> tuple[int, str]:
     return places.get(reclaimer.partition(":")[0], 2), reclaimer
 
 
-def _keeps(share: float, tokens: float) -> str:
+def _keeps(share: float, tokens: float, memory: str | None) -> str:
+    if isinstance(memory, str):
+        return memory
     if not math.isnan(tokens):
         return f"{int(tokens)} tokens"
     return "all" if math.isnan(share) else f"{share:g}"

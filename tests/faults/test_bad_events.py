@@ -99,8 +99,8 @@ def test_a_log_from_before_the_count_was_in_it(path: Path, log: KVEventLog):
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
-        ({"vtoken.kv_events": "7"}, "KV event log version 7, expected 2"),
-        ({"vtoken.kv_events": None}, "KV event log version None, expected 2"),
+        ({"vtoken.kv_events": "7"}, "KV event log version 7, expected 3"),
+        ({"vtoken.kv_events": None}, "KV event log version None, expected 3"),
         ({"block_size": "0"}, "block_size: expected a whole number of at least 1, got '0'"),
         ({"block_size": "-4"}, "block_size: expected a whole number of at least 1, got '-4'"),
         ({"num_blocks": "1"}, "num_blocks: expected a whole number of at least 2, got '1'"),
@@ -122,8 +122,8 @@ def test_fewer_rows_than_said(path: Path, log: KVEventLog):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("kind", 99, "event 7, column 'kind': expected 1 to 19, got 99"),
-        ("kind", 0, "event 7, column 'kind': expected 1 to 19, got 0"),
+        ("kind", 99, "event 7, column 'kind': expected 1 to 21, got 99"),
+        ("kind", 0, "event 7, column 'kind': expected 1 to 21, got 0"),
         ("req", -2, "event 7, column 'req': expected a request, or -1 for STEP, got -2"),
         ("a", -1, "event 7, column 'a': expected at least 0, got -1"),
         ("b", 2**40, "event 7, column 'b': expected 32-bit numbers, got 1099511627776"),

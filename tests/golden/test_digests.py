@@ -40,6 +40,14 @@ RUNS = {
         ("h2o", "ideal", 16),
         ("scissorhands", "vtoken", 16),
         ("streaming_llm", "naive", 1),
+        ("tova", "vtoken", 16),
+        ("snapkv", "vtoken", 16),
+        ("r_kv:buffer=16", "vtoken", 16),
+        ("keydiff:every=16", "vtoken", 16),
+        ("knorm", "vtoken", 16),
+        ("expected_attention", "vtoken", 16),
+        ("keyformer", "vtoken", 16),
+        ("paged_eviction", "naive", 16),
     )
 }
 

@@ -16,6 +16,7 @@ from sim.errors import InputError
 from sim.kv.blocks import Why
 from sim.kv.events import EVENT, Kind, KVEventLog
 from sim.kv.repack import RepackPlan
+from sim.kv.replay import Replay
 from tests.property.test_engine_events import BATCH, COPIES, EVICTING, RECLAIMERS, SHARING, Run, runs
 from tests.support.replay import Driver
 from tests.support.serving import MS, Steps, engine, trace
@@ -27,37 +28,40 @@ class Truth(Steps):
 
     most: int = 20_000
     prices: list[tuple[int, ...]] = field(default_factory=list)
-    batches: list[dict[int, tuple[int, int, list[int]]]] = field(default_factory=list)
-    """By request: tokens to compute, written slots, block table."""
+    batches: list[dict[int, tuple[int, int, list[int], list[int]]]] = field(default_factory=list)
+    """By request: tokens to compute, written slots, block table, slots of the tokens."""
     plans: dict[int, RepackPlan] = field(default_factory=dict)
 
     def scheduled(self, engine: Any) -> None:
         super().scheduled(engine)
         scheduler, cache = engine.scheduler, engine.cache
-        rows = cache.store.s.rows
+        s = cache.store.s
+        rows = s.rows
         batch = {}
         for row in scheduler.running[: scheduler.num_running].tolist():
             if rows[row]["sched"]:
                 table = cache.block_table(row)
-                batch[int(rows[row]["ordinal"])] = int(rows[row]["sched"]), int(rows[row]["written"]), table
+                tokens, end = int(rows[row]["sched"]), int(rows[row]["start"] + rows[row]["live"])
+                new = s.slot[end - tokens : end].tolist() if rows[row]["tracked"] else []
+                batch[int(rows[row]["ordinal"])] = tokens, int(rows[row]["written"]), table, new
         self.batches.append(batch)
 
     @classmethod
     def watching(cls, run: Any) -> Truth:
         truth = run._observer
-        price, plan = run.step_cost.step_ns, run.cache._plan
+        price, plan = run.step_cost.step_ns, run.cache._plan_of
 
         class Cost:
             def step_ns(self, *work: int) -> tuple[int, int]:
                 truth.prices.append(work)
                 return price(*work)
 
-        def keep(*arguments: Any) -> RepackPlan:
-            made = plan(*arguments)
+        def keep(*arguments: Any, **more: Any) -> RepackPlan:
+            made = plan(*arguments, **more)
             truth.plans[made.number] = made
             return made
 
-        run.step_cost, run.cache._plan = Cost(), keep
+        run.step_cost, run.cache._plan_of = Cost(), keep
         return truth
 
 
@@ -93,19 +97,19 @@ def actions(works: list[StepWork], program: Program) -> tuple[dict[int, tuple[li
 
 
 def agree(truth: Truth, works: list[StepWork], program: Program, log: KVEventLog) -> None:
-    size = log.block_size
     assert [(w.tokens, w.seqs, w.kv_read_tokens, w.attention_pairs) for w in works] == truth.prices
     for work, batch in zip(works, truth.batches, strict=True):
         assert work.reqs.tolist() == list(batch)
         ends = np.cumsum(work.query_tokens)
-        for row, (tokens, written, table) in enumerate(batch.values()):
+        for row, (tokens, written, table, new) in enumerate(batch.values()):
             assert work.query_tokens[row] == tokens
             assert work.lengths[row] == written
             assert work.block_table[row, : len(table)].tolist() == table
             assert not work.block_table[row, len(table) :].any()
-            index = np.arange(written - tokens, written)
             mine = slice(ends[row] - tokens, ends[row])
-            assert (work.slots[mine] == np.array(table)[index // size] * size + index % size).all()
+            index = np.arange(written - tokens, written)
+            behind = np.array(table)[index // log.block_size] * log.block_size + index % log.block_size
+            assert work.slots[mine].tolist() == (new or behind.tolist())
             assert (np.diff(work.positions[mine]) == 1).all()
             assert (work.writers[mine] == work.reqs[row]).all()
     copied, fenced, in_place = actions(works, program)
@@ -160,6 +164,35 @@ def test_every_policy_under_pressure(policy: str, late: bool):
         seen |= {"mixed" for work in works if work.decode.any() and not work.decode.all()}
     assert {"PREEMPT", "mixed"} <= seen
     assert policy not in ("random", "h2o") or {"COMMIT", "CANCEL", "DEFER"} <= seen
+
+
+OUT_OF_ORDER = [name for name in RECLAIMERS if name.startswith("reuse") or "layout=" in name]
+
+
+@pytest.mark.parametrize("reclaimer", OUT_OF_ORDER)
+def test_tokens_out_of_order(reclaimer: str):
+    """Tokens in holes, copies into holes, and copies out of blocks in which logical and physical order differ."""
+    seen: set[str] = set()
+    for late in (False, True):
+        for blocks, prefixes in ((40, False), (90, False), (90, True)):
+            options: dict[str, Any] = {
+                "policy": "random", "reclaimer": reclaimer, "copy": COPIES[2], "blocks": blocks, "block_size": 4,
+                "headroom": 4, "budget": 0.5, "async_scheduling": late, "max_num_batched_tokens": 64,
+            }  # fmt: skip
+            hashes = [[100 * (k // 2) + i for i in range(5)] for k in range(len(BATCH))] if prefixes else None
+            source = trace(*BATCH, hashes=hashes, hash_tokens=8)
+            truth, works, program, log = played(source, options | {"prefix_caching": prefixes})
+            agree(truth, works, program, log)
+            seen |= {Kind(kind).name for kind in np.unique(log.records["kind"])}
+            plans = [plan.from_slot.tolist() for plan in truth.plans.values()]
+            seen |= {"unsorted" for slots in plans if slots != sorted(slots)}
+            launches = [action for work in works for action in work.before if isinstance(action, Launch)]
+            seen |= {"filled" for launch in launches if len(launch.listed)}
+    wanted = {"COMMIT"} if reclaimer != "reuse" else set()
+    wanted |= {"unsorted"} if "reuse+" in reclaimer or "always" in reclaimer else set()
+    wanted |= {"REUSE"} if "reuse" in reclaimer else set()
+    wanted |= {"TARGET", "filled"} if "fill" in reclaimer or reclaimer == "reuse+vtoken" else set()
+    assert wanted <= seen
 
 
 def test_plans_of_any_order_of_calls():
@@ -232,6 +265,13 @@ STEP = (Kind.STEP, -1, 0, 6)
 THINNED = (*WRITTEN, STEP, *((Kind.EVICT, 0, p, 4 + p) for p in (1, 2)))
 PLANNED = (*THINNED, (Kind.PLAN, 0, 0, 2), (Kind.SOURCE, 0, 1, 0), (Kind.RESERVE, 0, 3, 0))
 COPIED = (*PLANNED, (Kind.COPIED, 0, 0, 0))
+REUSED = (*THINNED, (Kind.REUSE, 0, 6, 6))
+AIMED = (
+    *((Kind.ADMIT, 0, 0, 12), (Kind.ALLOC, 0, 1, 0), (Kind.ALLOC, 0, 2, 0), (Kind.ALLOC, 0, 3, 0)),
+    *((Kind.APPEND, 0, 0, 12), (Kind.STEP, -1, 0, 12), (Kind.EVICT, 0, 1, 5), (Kind.EVICT, 0, 6, 10)),
+    *((Kind.EVICT, 0, p, 4 + p) for p in (8, 9)),
+    *((Kind.PLAN, 0, 0, 2), (Kind.SOURCE, 0, 3, 0), (Kind.TARGET, 0, 2, 0)),
+)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +285,17 @@ COPIED = (*PLANNED, (Kind.COPIED, 0, 0, 0))
         ((*THINNED, (Kind.MOVE, 0, 8, 4)), r"slot 4 holds a live token"),
         ((*THINNED, (Kind.PLAN, 0, 0, 3), *PLANNED[8:]), r"2 tokens are alive in its sources, planned were 3"),
         ((*PLANNED, (Kind.RESERVE, 0, 4, 0)), r"destinations enough"),
-        ((*PLANNED[:-1], (Kind.COPIED, 0, 0, 0)), r"destinations were never all set aside"),
+        ((*PLANNED[:-1], (Kind.COPIED, 0, 0, 0)), r"destinations, or targets, were never all set aside"),
         ((*COPIED, (Kind.MOVE, 0, 7, 12)), r"the copy brought the token of slot 4 there"),
+        ((*REUSED, (Kind.APPEND, 0, 7, 1)), r"a token of this step went into a dead slot"),
+        ((*THINNED, (Kind.APPEND, 0, 6, 1), (Kind.REUSE, 0, 7, 6)), r"it wrote a token in this step: only one"),
+        ((*REUSED, (Kind.EVICT, 0, 0, 4)), r"event 8 \(EVICT\): not between the tokens of a step and its STEP"),
+        ((*REUSED, (Kind.TARGET, 0, 1, 0)), r"event 8 \(TARGET\): not between the tokens of a step and its STEP"),
+        ((*AIMED, (Kind.COPIED, 0, 0, 0)), r"destinations, or targets, were never all set aside"),
+        ((*AIMED, (Kind.RESERVE, 0, 4, 0)), r"its plan has destinations enough"),
+        ((*AIMED[:-1], (Kind.RESERVE, 0, 4, 0), (Kind.TARGET, 0, 2, 0)), r"its plan has destinations"),
+        ((*AIMED, (Kind.TARGET, 0, 1, 0), (Kind.ALLOC, 0, 4, 0), (Kind.TARGET, 0, 4, 0)), r"has dead slots enough"),
+        ((*AIMED, (Kind.TARGET, 0, 1, 0), (Kind.REUSE, 0, 12, 10)), r"block 2 is being copied"),
         (((99, 0, 0, 0),), r"event 0 \(unknown kind 99"),
         ((), r"no step in 0 events"),
     ],
@@ -266,6 +315,35 @@ def test_a_plan_by_hand():
     assert launch.source.tolist() == [4, 7]
     assert launch.target.tolist() == [12, 13]
     assert fence == Fence((0,))
+
+
+def test_a_token_in_a_hole_by_hand():
+    """It is written, and what the kernel reads stays the same."""
+    first, second = Program(log_of(*REUSED, (Kind.STEP, -1, 1, 1)), live=True)
+    assert second.lengths.tolist() == first.lengths.tolist() == [6]
+    assert (second.slots.tolist(), second.positions.tolist(), second.writers.tolist()) == ([6], [6], [0])
+    assert second.live_mask(4).tolist() == [[True, False, True, True, True, True]]
+
+
+def test_a_copy_into_dead_slots_by_hand():
+    """In logical order, into the dead slots of the targets one after the other; the targets stay listed."""
+    aimed = (*AIMED, (Kind.TARGET, 0, 1, 0), (Kind.COPIED, 0, 0, 0), (Kind.MOVE, 0, 14, 10), (Kind.MOVE, 0, 15, 5))
+    program = Program(log_of(*aimed, (Kind.COMMIT, 0, 0, 2), (Kind.FREE, 0, 3, Why.REPACK)))
+    list(program)
+    launch, fence = program.tail
+    assert isinstance(launch, Launch)
+    assert launch.source.tolist() == [14, 15]
+    assert launch.target.tolist() == [10, 5]
+    assert launch.listed.tolist() == [2, 1]
+    assert fence == Fence((0,))
+
+
+def test_a_copy_into_dead_slots_that_wins_nothing_leaves_no_plan():
+    log = log_of(*AIMED, (Kind.TARGET, 0, 1, 0), (Kind.COPIED, 0, 0, 0), (Kind.CANCEL, 0, 0, 0))
+    program = Program(log)
+    list(program)
+    assert [type(action) for action in program.tail] == [Launch, Fence]
+    assert not Replay.of(log).plans
 
 
 def test_packing_twice_between_two_steps_makes_two_actions():

@@ -13,6 +13,7 @@ import numpy as np
 from sim.kv.blocks import emit
 from sim.kv.cache import KVCache
 from sim.kv.events import Kind
+from sim.kv.holes import holes_of
 from sim.kv.policies import policies
 from sim.kv.reclaim import Reclaimer, reclaimers
 from sim.kv.state import H
@@ -81,7 +82,7 @@ def engine(
 ) -> Engine:
     """Put an engine together; ``blocks`` counts block 0."""
     policy_ = policies.build(policy)
-    model = build_attention(attention) if policy_.attends else None
+    model = build_attention(attention) if policy_.attends or policy_.needs else None
     cache = KVCache(
         blocks,
         block_size,
@@ -158,8 +159,11 @@ def recount(cache: KVCache) -> None:
         assert (np.diff(s.position[start:end]) > 0).all()
         index = {block: k for k, block in enumerate(table)}
         physical = [index[slot // size] * size + slot % size for slot in s.slot[start:end].tolist()]
-        assert physical == sorted(set(physical)), "two tokens in one slot, or out of order"
-        assert not physical or physical[-1] < record["written"]
+        assert len(physical) == len(set(physical)), "two tokens in one slot"
+        assert record["mixed"] or physical == sorted(physical), "out of order"
+        assert not physical or max(physical) < record["written"]
+        if len(s.holes):
+            _recount_holes(cache, row, set(s.slot[start:end].tolist()))
         readers.update(s.slot[start:end].tolist())
     if cells:
         live = Counter(slot // size for slot in readers)
@@ -172,6 +176,34 @@ def recount(cache: KVCache) -> None:
         cells.sort()
         assert all(first[1] <= second[0] for first, second in itertools.pairwise(cells))
         assert cells[-1][1] <= cache.arena.top <= len(s.position)
+
+
+def _recount_holes(cache: KVCache, row: int, living: set[int]) -> None:
+    """Compare the dead slots that a row may write into with those that there are."""
+    s = cache.store.s
+    size = cache.block_size
+    lists = s.holes[len(s.blocks) * size :][row * (size + 1) : (row + 1) * (size + 1)].tolist()
+    found: dict[int, int] = {}  # block -> its list
+    for dead in range(1, size + 1):
+        block, before = lists[dead], 0
+        while block:
+            assert s.blocks["prev"][block] == before
+            assert block not in found
+            found[block] = dead
+            before, block = block, int(s.blocks["next"][block])
+    expected: dict[int, int] = {}
+    left = int(s.rows[row]["written"])
+    for block in cache.block_table(row):
+        written = min(size, left)
+        left -= written
+        if s.blocks["cached"][block]:
+            continue
+        dead_slots = {block * size + offset for offset in range(written)} - living
+        assert set(s.holes[block * size : block * size + len(dead_slots)].tolist()) == dead_slots
+        if dead_slots and not s.blocks["busy"][block]:
+            expected[block] = len(dead_slots)
+    assert found == expected
+    assert lists[0] == sum(expected.values()) == holes_of(s, row)
 
 
 def admit(cache: KVCache, ordinal: int, length: int, target: int = 1000) -> int:

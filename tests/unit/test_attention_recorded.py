@@ -203,6 +203,78 @@ def test_rows_that_are_missing(tmp_path: Path) -> None:
         Recorded(path, path)
 
 
+def statistics() -> dict[str, np.ndarray]:
+    total = PROMPT + GENERATED
+    return {
+        "key_norm": np.linspace(2, 4, total).astype(np.float16),
+        "value_norm": np.linspace(1, 0.1, total).astype(np.float16),
+        "expected_attention": np.arange(1, PROMPT + 1).astype(np.float16),
+        "keys_i8": np.random.default_rng(0).integers(-127, 128, (total, 3)).astype(np.int8),
+        "keys_step": np.array([0.001, 0.002, 0.005], np.float32),
+    }
+
+
+def signal(model: Recorded, name: str, cells: np.ndarray, prompt: int = PROMPT) -> np.ndarray:
+    view = view_of(model, [cells], [1], [prompt])
+    out = np.zeros(len(view.position), np.float32)
+    getattr(model, name)(view, *([False] if name.endswith("norms") else []), out)
+    return out
+
+
+def test_statistics_are_replayed(tmp_path: Path) -> None:
+    model = Recorded(save(tmp_path / "a.npz", **statistics()))
+    assert model.signals == ("similarity", "key_norms", "value_norms", "expected")
+    cells = np.array([0, 2, 5, 6, 9])
+    known = statistics()
+    assert signal(model, "key_norms", cells).tolist() == known["key_norm"][cells].tolist()
+    assert signal(model, "value_norms", cells).tolist() == known["value_norm"][cells].tolist()
+    assert signal(model, "expected", np.arange(PROMPT)) == pytest.approx(np.arange(1, PROMPT + 1) / 21)
+    keys = known["keys_i8"][cells] * known["keys_step"].astype(float)
+    products = keys @ keys.T
+    want = (products.sum(1) - np.diag(products)) / (len(cells) - 1)
+    assert signal(model, "similarity", cells) == pytest.approx(want, abs=1e-6)
+
+
+def test_statistics_of_a_longer_request_are_stretched_and_never_change(tmp_path: Path) -> None:
+    model = Recorded(save(tmp_path / "a.npz", **statistics()))
+    known = statistics()["key_norm"]
+    # A prompt twice as long: positions 1 to 11 are 1 to 5; generated tokens go back and forth over the second half.
+    got = signal(model, "key_norms", np.arange(18), prompt=12)
+    assert got[:12].tolist() == known[[0, *(1 + np.arange(11) * 5 // 11)]].tolist()
+    assert got[12:].tolist() == known[[6, 7, 8, 9, 8, 9]].tolist()
+    assert signal(model, "key_norms", np.arange(15), prompt=12).tolist() == got[:15].tolist()
+
+
+def test_statistics_may_lie_in_the_file_of_rows(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.npz")
+    np.savez(tmp_path / "rows.npz", attn_crc32=np.uint32(zlib.crc32(arrays()["attn_u8"].tobytes())), **statistics())
+    assert Recorded(path).signals == ()
+    assert len(Recorded(path, str(tmp_path / "rows.npz")).signals) == 4
+
+
+def test_a_folder_knows_what_all_of_its_captures_know(tmp_path: Path) -> None:
+    save(tmp_path / "a.npz", **statistics())
+    known = statistics()
+    save(tmp_path / "b.npz", key_norm=known["key_norm"], keys_i8=known["keys_i8"][:, :2], keys_step=np.ones(2))
+    assert Recorded(str(tmp_path)).signals == ("similarity", "key_norms")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key_norm": np.ones(3)}, r"key_norm must have shape \[10\] .* got \[3\]"),
+        ({"value_norm": np.full(10, np.nan)}, "value_norm must be finite"),
+        ({"expected_attention": np.ones(PROMPT, int)}, "expected_attention must be floating point, got int64"),
+        ({"keys_i8": np.ones((10, 3), np.uint8)}, "keys_i8 must be int8, got uint8"),
+        ({"keys_i8": np.ones(10, np.int8)}, "keys_i8 must have shape"),
+        ({"keys_step": np.ones(2)}, r"keys_step must have shape \[3\]"),
+    ],
+)
+def test_statistics_that_do_not_fit(tmp_path: Path, changes: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Recorded(save(tmp_path / "a.npz", **(statistics() | changes)))
+
+
 def test_a_folder_is_dealt_out_by_key(tmp_path: Path) -> None:
     for i in range(3):
         save(tmp_path / f"{i}.npz", prefill_score_global=np.eye(PROMPT, dtype=np.float32)[i])

@@ -79,7 +79,7 @@ def test_parts_keep_their_order() -> None:
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["--only", "steps,speed"])
-    assert "unknown part 'speed': expected some of steps, process" in capsys.readouterr().err
+    assert "unknown part 'speed': expected some of steps, policies" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("value", "code"), [(1.0, 0), (3.0, 1)])

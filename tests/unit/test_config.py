@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from sim.errors import InputError
 from sim.serving.profile import shipped
-from sim.study.config import DEFAULT_BUDGET, SimConfig, overlay
+from sim.study.config import BUDGETS, DEFAULT_BUDGET, SimConfig, overlay
+from sim.study.run import build_engine
 
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 
@@ -58,8 +59,30 @@ def test_replace_swaps_one_kind_of_budget_for_the_other() -> None:
     assert config.replace(policy="full").replace(policy="h2o").budget == DEFAULT_BUDGET
 
 
+def test_a_budget_of_memory_is_one_of_tokens_by_the_model() -> None:
+    """Llama-3.1-8B takes 131,072 bytes a token, Qwen2.5-14B 196,608."""
+    config = SimConfig(budget_memory="2GiB")
+    assert (config.budget, config.budget_tokens, config.keeps) == (None, None, "2GiB")
+    assert config.tokens_kept(131_072) == 16_384
+    assert config.tokens_kept(196_608) == 10_922
+    assert build_engine(config.replace(model="llama-3.1-8b"))._budget.tokens == 16_384
+    assert SimConfig(budget_tokens=7).tokens_kept(131_072) == 7
+    assert SimConfig(budget=0.5).tokens_kept(131_072) is None
+    with pytest.raises(InputError, match=r"budget_memory: 125KiB is less than one token of llama-3.1-8b"):
+        build_engine(SimConfig(budget_memory="128 kB"))
+
+
+def test_equal_sizes_are_equal_text_and_equal_hashes() -> None:
+    sizes = {text: SimConfig(budget_memory=text) for text in ("2GiB", "2048 MiB", "2147483648b", " 2gib ")}
+    assert {each.budget_memory for each in sizes.values()} == {"2GiB"}
+    assert len({each.hash() for each in sizes.values()}) == 1
+    assert SimConfig(budget_memory="1.5GB").budget_memory == "1500MB"
+
+
 def test_overlay_lets_a_flag_replace_the_rival_field_of_a_file() -> None:
     assert overlay({"budget": 0.3, "seed": 1}, {"budget_tokens": 8}) == {"seed": 1, "budget_tokens": 8}
+    assert overlay({"budget_memory": "1GiB"}, {"budget": 0.5}) == {"budget": 0.5}
+    assert overlay({"budget_tokens": 8}, {"budget_memory": "1GiB"}) == {"budget_memory": "1GiB"}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +95,12 @@ def test_overlay_lets_a_flag_replace_the_rival_field_of_a_file() -> None:
         ({"budget": float("nan")}, "budget: expected a finite number, got nan"),
         ({"budget": "half"}, "budget: expected a valid number, got 'half'"),
         ({"budget": 0.5, "budget_tokens": 100}, "exclude each other"),
+        ({"budget_memory": "1GiB", "budget_tokens": 100}, "budget_tokens and budget_memory exclude each other"),
+        ({"budget_memory": "1GiB", "budget": 0.5}, "budget and budget_memory exclude each other"),
+        ({"budget_memory": "2 GiBs"}, "KiB, MiB, GiB, TiB, got '2 GiBs'"),
+        ({"budget_memory": "2"}, "KiB, MiB, GiB, TiB, got '2'"),
+        ({"budget_memory": "-1GB"}, "KiB, MiB, GiB, TiB, got '-1GB'"),
+        ({"budget_memory": 4096}, "budget_memory: expected a valid string, got 4096"),
         ({"budget_tokens": 0}, "budget_tokens: expected greater than or equal to 1, got 0"),
         ({"seed": -1}, "seed: expected greater than or equal to 0, got -1"),
         ({"seed": True}, "seed: expected a valid integer, got True"),
@@ -162,10 +191,11 @@ def test_hash_changes_with_every_field() -> None:
         "score_reads": 0.25,
         "seed": 1,
     }
-    assert {*other, "budget", "budget_tokens"} == set(SimConfig.model_fields)
+    assert {*other, *BUDGETS} == set(SimConfig.model_fields)
     hashes = {base.hash()} | {base.replace(**{name: value}).hash() for name, value in other.items()}
     hashes |= {SimConfig(budget=0.3).hash(), SimConfig(budget=0.4).hash(), SimConfig(budget_tokens=3).hash()}
-    assert len(hashes) == len(other) + 4
+    hashes |= {SimConfig(budget_memory="1GiB").hash()}
+    assert len(hashes) == len(other) + 5
     assert all(len(each) == 16 and int(each, 16) >= 0 for each in hashes)
 
 

@@ -117,7 +117,9 @@ def test_a_step_cost_that_knows_of_no_scoring_has_it_for_nothing():
 def test_a_policy_that_compares_keys_needs_some(tmp_path: Any):
     path = tmp_path / "capture.npz"
     np.savez(path, P=2, G=1, attn_u8=np.full((1, 3), 200, np.uint8), prefill_score_global=np.ones(2))
-    with pytest.raises(InputError, match=r"policy 'r_kv' compares keys, and attention 'recorded' has none"):
+    with pytest.raises(
+        InputError, match=r"policy 'r_kv' needs cosines of keys, which attention 'recorded' does not have"
+    ):
         build_engine(SimConfig(**(BASE | {"attention": f"recorded:{path}"})))
 
 

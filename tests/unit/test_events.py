@@ -55,7 +55,7 @@ def test_another_version_is_refused(log: KVEventLog, tmp_path: Path):
     table = pq.read_table(path)
     meta = dict(table.schema.metadata) | {b"vtoken.kv_events": b"7"}
     pq.write_table(table.replace_schema_metadata(meta), path)
-    with pytest.raises(InputError, match="version 7, expected 2"):
+    with pytest.raises(InputError, match="version 7, expected 3"):
         KVEventLog.load(path)
 
 
@@ -63,7 +63,7 @@ def test_a_parquet_file_of_something_else_is_refused(tmp_path: Path):
     import pyarrow as pa
 
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "other.parquet")
-    with pytest.raises(InputError, match="version None, expected 2"):
+    with pytest.raises(InputError, match="version None, expected 3"):
         KVEventLog.load(tmp_path / "other.parquet")
 
 

@@ -1,10 +1,8 @@
-"""Golden cases worked out by hand, and what every registered policy has to keep to."""
+"""Golden cases worked out by hand: policies that look at positions and attention."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,88 +10,12 @@ import pytest
 from sim.errors import InputError
 from sim.kv.cache import KVCache
 from sim.kv.policies import policies
-from sim.kv.policies.base import EvictionPolicy
-from sim.kv.policies.scissorhands import _quantile
-from sim.kv.view import View
+from sim.kv.policies.kernels import quantile
 from sim.rng import request_key
 from sim.serving.attention import build_attention
-from tests.support.serving import alive, fill, recount
-
-SHORT = {"r_kv": "r_kv:buffer=10,window=4"}
-"""So that a policy which waits for some tokens before it evicts has its turn in a short test."""
-EVICTING = [SHORT.get(name, name) for name in policies.names() if policies.get(name).evicts]
-
-
-@dataclass
-class Scripted:
-    """Attention as the test says: by query position, a probability for each token."""
-
-    prompt: dict[int, list[float]] = field(default_factory=dict)
-    sums: list[float] = field(default_factory=list)
-    columns: ClassVar[tuple[str, ...]] = ()
-
-    def begin(self, view: View) -> None:
-        pass
-
-    def accumulated(self, view: View, out: np.ndarray) -> None:
-        for start, n in zip(view.start, view.n, strict=True):
-            out[start : start + n] = self.sums
-
-    def query(self, view: View, back: int, out: np.ndarray) -> None:
-        for start, n, length in zip(view.start, view.n, view.length, strict=True):
-            asked = self.prompt[int(length) - 1 - back]
-            out[start : start + n] = asked + [0.0] * (int(n) - len(asked))
-
-    def attend(self, view: View, out: np.ndarray) -> None:
-        for start, n, length in zip(view.start, view.n, view.length, strict=True):
-            whole = np.array(self.prompt[int(length) - 1])
-            out[start : start + n] = whole[view.position[start : start + n]]
-
-
-def serve(
-    policy: EvictionPolicy, attention: Any, prompt: int, steps: int, *, share: float = 1.0, tokens: int = 0,
-    key: int = 1, before: int = 0, size: int = 4,
-) -> list[list[int]]:  # fmt: skip
-    """Return who is alive after the prompt and after each decode step, as the engine would have it."""
-    columns = (*policy.columns, *(attention.columns if attention is not None else ()))
-    cache = KVCache(2000, size, columns=columns)
-    for k in range(before):  # other requests that lie before it in the arena
-        fill(cache, 37 + k, ordinal=9 + k)
-    row = cache.open(0, key, prompt, steps + 1)
-    cache.sync_new_tokens(row, prompt)
-    record = cache.store.s.rows[row : row + 1]
-    rows = np.array([row])
-    seen = []
-    for step in range(steps + 1):
-        if step:
-            cache.sync_new_tokens(row, 1)
-        record["length"] = record["computed"] + 1  # the token just produced
-        if step == 0:
-            record["decode_from"] = prompt
-        view = cache.view(rows, share, tokens, attention)
-        if step == 0:
-            if attention is not None:
-                attention.begin(view)
-            policy.begin(view)
-        else:
-            policy.observe(view)
-        excess = view.n - view.keep
-        if excess[0] > 0:
-            victims, counts = policy.select(view, excess)
-            assert counts[0] >= excess[0] or (policy.every > 1 and counts[0] == 0)
-            cache.evict_cells(rows, victims, counts)
-        if step == 0:
-            cache.trim_cells(rows)
-        seen.append(alive(cache, row))
-    recount(cache)
-    return seen
-
-
-def model_for(policy: EvictionPolicy, name: str = "synthetic") -> Any:
-    return build_attention(name) if policy.attends else None
-
-
-# -- golden cases ------------------------------------------------------------------------------------------------------
+from sim.study.conformance import serve
+from tests.support.policies import Scripted
+from tests.support.serving import alive, fill
 
 
 def test_streaming_llm_keeps_sinks_and_window():
@@ -161,18 +83,6 @@ def test_h2o_does_not_freeze():
     assert all(set(range(20 + k - 5, 20 + k)) <= set(now) for k, now in enumerate(seen))
 
 
-def alike(*similarity: float) -> Any:
-    """Return scripted attention that also knows how like the others each token's key is, by position."""
-
-    @dataclass
-    class Alike(Scripted):
-        def similarity(self, view: View, out: np.ndarray) -> None:
-            for start, n in zip(view.start, view.n, strict=True):
-                out[start : start + n] = np.array(similarity)[view.position[start : start + n]]
-
-    return Alike
-
-
 def test_r_kv_weighs_attention_against_likeness():
     """Six prompt tokens, two generated, a window of one query (the one at 7) and one token, no pooling.
 
@@ -180,7 +90,7 @@ def test_r_kv_weighs_attention_against_likeness():
     alone counts, with 0 likeness alone, and with 0.1 token 1 pays for being like the others, token 3 does not.
     """
     prompt = {6: [1.0, 0, 0, 0, 0, 0, 0], 7: [0.1, 0.3, 0.1, 0.2, 0.1, 0.1, 0.1, 0.0]}
-    attention = alike(0.2, 0.9, 0.3, 0.6, 0.5, 0.1, 0.4, 0.0)(prompt=prompt)
+    attention = Scripted(prompt=prompt, like=[0.2, 0.9, 0.3, 0.6, 0.5, 0.1, 0.4, 0.0])
 
     def left(lam: str) -> list[list[int]]:
         return serve(policies.build(f"r_kv:buffer=2,window=1,pool=1,lam={lam}"), attention, 6, 2, tokens=4)
@@ -202,7 +112,7 @@ def test_r_kv_asks_the_queries_of_its_window_and_pools_over_neighbours():
         8: [0.5, 0, 0, 0, 0, 0, 0, 0, 0.5],
         9: [0.0, 0, 0, 0.5, 0, 0, 0, 0, 0, 0.5],
     }
-    attention = alike(*[0.0] * 10)(prompt=prompt)
+    attention = Scripted(prompt=prompt, like=[0.0] * 10)
     narrow = policies.build("r_kv:buffer=4,window=2,pool=1")
     assert serve(narrow, attention, 6, 4, tokens=4)[-1] == [0, 3, 8, 9]
     wide = policies.build("r_kv:buffer=4,window=2,pool=3")
@@ -319,7 +229,7 @@ def test_quantiles_are_those_of_a_sort():
     for n in (1, 2, 3, 10, 257, 5000):
         values = (rng.random(n) ** 8 * (rng.random(n) > 0.2)).astype(np.float32)
         for rank in {0, n // 3, n // 2, n - 1}:
-            assert _quantile(values, rank) == np.sort(values)[rank]
+            assert quantile(values, rank) == np.sort(values)[rank]
 
 
 def test_random_is_uniform_over_all_but_the_newest():
@@ -348,75 +258,3 @@ def test_random_draws_anew_at_each_length_or_once_for_all():
     for before, after in itertools.pairwise(once):
         (dead,) = set(before) - set(after)
         assert worth[dead] <= min(worth[token] for token in after[:-2])
-
-
-# -- conformance: every policy of the registry -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", EVICTING)
-@pytest.mark.parametrize(
-    ("prompt", "share", "tokens"),
-    [(200, 0.3, 0), (200, 0.7, 0), (57, 0, 20), (1, 0.5, 0), (1, 0, 1), (3, 0, 2), (300, 0, 1), (40, 0.05, 0)],
-)
-def test_a_policy_keeps_to_its_budget_and_to_the_newest_token(name: str, prompt: int, share: float, tokens: int):
-    policy = policies.build(name)
-    seen = serve(policy, model_for(policy), prompt, 30, share=share, tokens=tokens)
-    held = prompt
-    for step, now in enumerate(seen):
-        computed = prompt + step
-        keep = tokens or max(1, int(np.ceil(share * computed - 1e-9)))
-        held += step > 0
-        if policy.every == 1 or (step and step % policy.every == 0 and held - keep >= policy.every):
-            held = min(keep, computed)
-        assert len(now) == held
-        assert now[-1] == computed - 1
-        assert now == sorted(set(now))
-    for before, after in itertools.pairwise(seen):
-        assert set(after[:-1]) <= set(before), "the dead stay dead"
-
-
-@pytest.mark.parametrize("name", EVICTING)
-@pytest.mark.parametrize("attention", ["synthetic", "uniform"])
-def test_a_policy_does_not_look_at_the_layout(name: str, attention: str):
-    """Neither at blocks and slots, nor at where in the arena the request lies, nor at who else is there."""
-    policy = policies.build(name)
-    model = model_for(policy, attention)
-    want = serve(policy, model, 150, 40, share=0.4, key=77)
-    assert serve(policy, model, 150, 40, share=0.4, key=77) == want
-    for size, before in ((1, 0), (16, 3), (64, 1)):
-        assert serve(policy, model, 150, 40, share=0.4, key=77, size=size, before=before) == want
-
-
-@pytest.mark.parametrize("name", EVICTING)
-def test_a_policy_decides_for_each_request_alone(name: str):
-    """A batch of three, and each of them by itself."""
-    policy = policies.build(name)
-    prompts = (60, 133, 17)
-
-    def victims(which: tuple[int, ...]) -> dict[int, list[int]]:
-        model = model_for(policy)
-        cache = KVCache(500, 16, columns=(*policy.columns, *(model.columns if model else ())))
-        rows = np.array([cache.open(k, request_key(3, k), prompts[k], 10) for k in which])
-        for k, row in zip(which, rows.tolist(), strict=True):
-            cache.sync_new_tokens(row, prompts[k])
-        for _ in range(3):
-            view = cache.view(rows, 0.4, 0, model)
-            if model is not None:
-                model.begin(view)
-            policy.begin(view)
-        excess = np.maximum(1, view.n - view.keep)
-        dead, counts = policy.select(view, excess)
-        split = np.split(cache.store.s.position[dead], np.cumsum(counts)[:-1])
-        return {k: part.tolist() for k, part in zip(which, split, strict=True)}
-
-    together = victims((0, 1, 2))
-    for k in range(3):
-        assert victims((k,)) == {k: together[k]}
-
-
-@pytest.mark.parametrize("name", policies.names())
-def test_a_policy_is_a_frozen_dataclass_with_a_name(name: str):
-    policy = policies.build(name)
-    assert policy.name == name
-    assert policy == policies.build(name)
-    assert hash(policy) == hash(policies.build(name))

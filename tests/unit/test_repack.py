@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from sim.errors import InputError
 from sim.kv.cache import KVCache
 from sim.kv.events import Kind
-from sim.kv.repack import find_window, possible_gain
 from sim.kv.replay import Replay
 from sim.kv.state import H
+from sim.kv.window import find_window, possible_gain
 from tests.support.serving import alive, fill, keep_only, recount, same_state
 
 

@@ -33,6 +33,16 @@ def moved() -> list[Event]:
     return [*planned(), (Kind.COPIED, 0, 0, 0), (Kind.MOVE, 0, 4, 20), (Kind.MOVE, 0, 8, 21), (Kind.MOVE, 0, 12, 22)]
 
 
+def filling() -> list[Event]:
+    """Have the tokens of blocks 2 and 3 on their way into dead slots of block 1."""
+    sources = [(Kind.SOURCE, 0, block, 0) for block in (2, 3)]
+    return [*thinned(), (Kind.PLAN, 0, 0, 2), *sources, (Kind.TARGET, 0, 1, 0)]
+
+
+def filled() -> list[Event]:
+    return [*filling(), (Kind.COPIED, 0, 0, 0), (Kind.MOVE, 0, 8, 6), (Kind.MOVE, 0, 12, 5)]
+
+
 def shared(*readers: int) -> list[Event]:
     """Three blocks of 12 tokens written by request 0, which these requests share."""
     hits = [[(Kind.ADMIT, req, 12, 0), *((Kind.SHARE, req, block, 0) for block in (1, 2, 3))] for req in readers]
@@ -72,6 +82,40 @@ def test_a_lawful_repack_passes():
     assert out.requests[0].written == 6
     assert not out.plans
     assert sorted(out.holders) == [4, 5]
+
+
+def test_lawful_copies_into_holes_pass():
+    frees = [(Kind.FREE, 0, block, Why.REPACK) for block in (2, 3)]
+    out = replay([*filled(), (Kind.COMMIT, 0, 0, 1), *frees])
+    assert out.table(0) == [1, 4]
+    assert out.requests[0].slots == {0: 4, 4: 6, 8: 5, 12: 16, 13: 17}
+    assert out.requests[0].written == 6
+    assert not out.plans
+    out.apply([(Kind.REUSE, 0, 14, 7), (Kind.APPEND, 0, 15, 1)])
+    assert out.requests[0].slots == {0: 4, 4: 6, 8: 5, 12: 16, 13: 17, 14: 7, 15: 18}
+    assert (out.requests[0].written, out.requests[0].length) == (7, 16)
+
+
+def test_a_lawful_cancellation_of_copies_into_holes_passes():
+    out = replay([
+        *filling(), (Kind.CANCEL, 0, 0, 0), (Kind.FINISH, 0, 14, 0), (Kind.FREE, 0, 4, Why.RELEASE),
+        *((Kind.DEFER, 0, block, 0) for block in (3, 2, 1)), (Kind.COPIED, 0, 0, 0),
+        *((Kind.FREE, 0, block, Why.CANCEL) for block in (1, 2, 3)),
+    ])  # fmt: skip
+    assert not out.holders
+    assert not out.plans
+
+
+def test_sources_may_stand_apart():
+    """Blocks 1 and 3 into 5, which takes the place of 1; 2 stays, and so does the tail."""
+    events = [
+        *thinned(), (Kind.PLAN, 0, 0, 2), (Kind.SOURCE, 0, 1, 0), (Kind.SOURCE, 0, 3, 0), (Kind.RESERVE, 0, 5, 0),
+        (Kind.COPIED, 0, 0, 0), (Kind.MOVE, 0, 4, 20), (Kind.MOVE, 0, 12, 21), (Kind.COMMIT, 0, 0, 0),
+        (Kind.FREE, 0, 1, Why.REPACK), (Kind.FREE, 0, 3, Why.REPACK),
+    ]  # fmt: skip
+    out = replay(events)
+    assert out.table(0) == [5, 2, 4]
+    assert out.requests[0].written == 10
 
 
 def test_a_lawful_cancellation_passes():
@@ -204,6 +248,47 @@ UNLAWFUL: dict[str, tuple[list[Event], str]] = {
     "free of a destination in flight": ([*planned(), (Kind.FREE, 0, 5, Why.CANCEL)], "still copies"),
     "not deferred": ([*planned(), (Kind.FINISH, 0, 14, 0), (Kind.FREE, 0, 1, Why.RELEASE)], "in flight uses it"),
     "deferred without a copy": ([*planned(), (Kind.DEFER, 0, 4, 0)], "no copy uses it"),
+    "a hole that was never written": ([*thinned(), (Kind.REUSE, 0, 14, 18)], "it was never written"),
+    "a hole that is none": ([*thinned(), (Kind.REUSE, 0, 14, 8)], "slot 8 holds a live token"),
+    "a hole of another": ([*thinned(), *admitted(5, tokens=4, req=1), (Kind.REUSE, 1, 4, 5)], "block 1 is not in the"),
+    "a position out of turn": ([*thinned(), (Kind.REUSE, 0, 15, 5)], "next logical position is 14"),
+    "a hole of a shared block": ([*shared(1), (Kind.EVICT, 0, 0, 4), (Kind.REUSE, 0, 12, 4)], "block 1 is shared"),
+    "a hole that a copy reads": ([*planned(), (Kind.REUSE, 0, 14, 5)], "block 1 is being copied"),
+    "a hole that a copy fills": ([*filling(), (Kind.REUSE, 0, 14, 7)], "block 1 is being copied"),
+    "hit of a block with a new token in a hole": (
+        [
+            *admitted(1, tokens=4),
+            (Kind.EVICT, 0, 2, 6),
+            (Kind.REUSE, 0, 4, 6),
+            (Kind.ADMIT, 1, 4, 0),
+            (Kind.SHARE, 1, 1, 0),
+        ],
+        "slot 2 holds token 4, not 2",
+    ),
+    "I3: into a hole before the copy": ([*filling(), (Kind.MOVE, 0, 8, 6)], "its plan is not ready"),
+    "into a slot that is no hole": ([*filled()[:-1], (Kind.MOVE, 0, 12, 4)], "slot 4 holds a live token"),
+    "into a block that is no target": (
+        [*filled()[:-1], (Kind.MOVE, 0, 12, 18)],
+        "block 3 is being copied, to somewhere else",
+    ),
+    "I4: a target in two plans": ([*filling(), (Kind.TARGET, 0, 1, 0)], "another plan uses it"),
+    "I4: a source as a target": ([*filling(), (Kind.TARGET, 0, 2, 0)], "another plan uses it"),
+    "a shared block as a target": (
+        [*shared(1), (Kind.PLAN, 0, 0, 1), (Kind.TARGET, 0, 1, 0)],
+        "it is shared",
+    ),
+    "free of a target in flight": ([*filling(), (Kind.EVICT, 0, 0, 4), (Kind.FREE, 0, 1, Why.DEATH)], "in flight uses"),
+    "sources out of table order": (
+        [
+            *thinned(),
+            (Kind.PLAN, 0, 0, 0),
+            (Kind.SOURCE, 0, 2, 0),
+            (Kind.SOURCE, 0, 1, 0),
+            (Kind.COPIED, 0, 0, 0),
+            (Kind.COMMIT, 0, 0, 1),
+        ],
+        "not in table order",
+    ),
     "copied twice": ([*moved(), (Kind.COPIED, 0, 0, 0)], "copied already"),
     "cancelled twice": ([*planned(), (Kind.CANCEL, 0, 0, 0), (Kind.CANCEL, 0, 0, 0)], "cancelled already"),
     "commit of a cancelled plan": (

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sim.errors import InputError
+from sim.study import store as store_module
 from sim.study.config import SimConfig
 from sim.study.result import RunResult
 from sim.study.store import STEP_ROWS, Store, flat_summary
@@ -60,12 +61,25 @@ def test_pandas_reads_the_folder_as_one_table(store: Store) -> None:
     put(store, kv_blocks=100)
     put(store, policy="full", headroom_blocks=3)
     put(store, budget_tokens=64, format="azure")
+    put(store, budget_memory="1GiB")
     table = pd.read_parquet(store.runs)
-    assert len(table) == 3
+    assert len(table) == 4
     assert set(table["policy"]) == {"full", "h2o"}
     assert len(table["per_request"].iloc[0]["ttft_s"]) == 20
     few = pd.read_parquet(store.runs, columns=["policy", "ttft_s_p95"])
-    assert few.shape == (3, 2)
+    assert few.shape == (4, 2)
+
+
+def test_runs_from_before_a_field_have_its_default(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store)
+    put(store, budget_tokens=64)
+    read = store_module._examine
+    monkeypatch.setattr(
+        store_module, "_examine", lambda path: read(path).drop_columns(["budget_memory", "shared_blocks"])
+    )
+    table, _ = store.frame()
+    assert table["budget_memory"].isna().all()
+    assert set(table["shared_blocks"]) == {"skip"}
 
 
 def test_table_is_ordered_by_configuration_not_by_file(store: Store) -> None:

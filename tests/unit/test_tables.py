@@ -44,6 +44,17 @@ def test_pairs_differ_in_nothing_but_reclamation() -> None:
     assert change[7:] == pytest.approx([0.0, -0.75])
 
 
+def test_each_kind_of_budget_is_a_row_in_its_own_words() -> None:
+    runs = table(
+        blocks("naive", 1.0, budget_memory="512MiB"),
+        blocks("naive", 2.0, budget_memory="1GiB"),
+        blocks("naive", 3.0, budget_tokens=64),
+        blocks("naive", 4.0, budget=0.25),
+    )
+    keys = comparison(runs, "retained_blocks_mean").keys
+    assert keys == (("h2o", "512MiB"), ("h2o", "1GiB"), ("h2o", "64 tokens"), ("h2o", "0.25"))
+
+
 def test_rows_hold_settings_that_differ_and_columns_reclaimers() -> None:
     runs = table(
         blocks("naive", 100.0),

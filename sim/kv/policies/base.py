@@ -27,8 +27,8 @@ class EvictionPolicy:
     """Decides which tokens die when a request holds more than its budget.
 
     The engine calls :meth:`begin` once when a prompt is complete, :meth:`observe` after each decode step, and after
-    either :meth:`select` for the requests over budget. What a policy decides for a request may depend on that request
-    alone, so that different reclaimers see the same deaths.
+    either :meth:`select` for the requests over budget; with :attr:`prompt_only` it stays with the prompt. What a policy
+    decides for a request may depend on that request alone, so that different reclaimers see the same deaths.
     """
 
     name: ClassVar[str] = ""
@@ -36,11 +36,18 @@ class EvictionPolicy:
     """False for a policy under which nothing ever dies."""
     attends: ClassVar[bool] = False
     """True if it looks at attention."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What else it asks a view for that not every attention model knows: ``similarity``, ``key_norms``,
+    ``value_norms``, ``expected``."""
     compares: ClassVar[bool] = False
-    """True if it looks at how alike keys are."""
+    """True if scoring compares each key with each other, and so costs by pairs."""
     every: ClassVar[int] = 1
-    """Decode steps from one eviction to the next; if more than 1, nothing dies at the end of the prompt, and a request
-    may hold more than its budget in between."""
+    """Decode steps from one eviction to the next; a request may hold more than its budget in between."""
+    prompt_only: ClassVar[bool] = False
+    """True if tokens die at the end of the prompt alone: what is generated stays."""
+    granule: ClassVar[int] = 1
+    """Tokens that may die together: a request can end up with fewer than its budget by one less than that, and is left
+    with one granule whatever its budget."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Names of its per-token columns; 0 for a token just written."""
 
@@ -68,6 +75,23 @@ class EvictionPolicy:
             How many of them belong to each request; for one whose turn has not come (:attr:`every`) none.
         """
         raise NotImplementedError
+
+    def reads(self, slots: NDArray[np.int64], keep: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Say how much of the KV cache a decode step reads, where that is not all; a policy that overrides it is asked.
+
+        Parameters
+        ----------
+        slots
+            int64[B], slots in the blocks that each decoding request holds.
+        keep
+            int64[B], tokens that the budget allows.
+
+        Returns
+        -------
+        int64[B]
+            Slots whose keys and values are read.
+        """
+        return slots
 
 
 class ScorePolicy(EvictionPolicy):
@@ -172,5 +196,23 @@ def _argmin(bits: np.ndarray) -> int:
 policies: Registry[EvictionPolicy] = Registry(
     "policy",
     "vtoken.policies",
-    tuple(f"sim.kv.policies.{name}" for name in ("full", "random", "streaming_llm", "h2o", "scissorhands", "r_kv")),
+    tuple(
+        f"sim.kv.policies.{name}"
+        for name in (
+            "full",
+            "random",
+            "streaming_llm",
+            "h2o",
+            "scissorhands",
+            "tova",
+            "snapkv",
+            "r_kv",
+            "keydiff",
+            "knorm",
+            "expected_attention",
+            "keyformer",
+            "paged_eviction",
+            "quest",
+        )
+    ),
 )

@@ -46,6 +46,7 @@ class RKV(ScorePolicy):
     """
 
     attends: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("similarity",)
     compares: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = (_WINDOW,)
 
@@ -55,10 +56,8 @@ class RKV(ScorePolicy):
     pool: int = 7
 
     def __post_init__(self) -> None:
-        if not 1 <= self.window <= self.buffer:
-            raise InputError(f"r_kv: window: expected 1 to buffer ({self.buffer}) queries, got {self.window}")
-        if not 0 <= self.lam <= 1 or self.pool < 1 or self.pool % 2 == 0:
-            raise InputError(f"r_kv: expected lam in [0, 1] and an odd pool, got lam={self.lam}, pool={self.pool}")
+        if not 1 <= self.window <= self.buffer or not 0 <= self.lam <= 1 or self.pool < 1 or self.pool % 2 == 0:
+            raise InputError(f"r_kv: expected 1 <= window <= buffer, lam in [0, 1] and an odd pool, got {self}")
 
     @property
     def every(self) -> int:  # type: ignore[override]

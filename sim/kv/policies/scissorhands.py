@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import InputError
-from sim.jit import njit
 from sim.kv.policies.base import NOBODY, ScorePolicy, lowest, policies
+from sim.kv.policies.kernels import replace_vote
 from sim.kv.view import View
 
 __all__ = ["Scissorhands"]
@@ -58,6 +57,11 @@ class Scissorhands(ScorePolicy):
         """The vote count, and the votes themselves: one bit a query in a ring of 32-bit words."""
         return _columns(self.history)
 
+    @property
+    def granule(self) -> int:  # type: ignore[override]
+        """The batch."""
+        return self.drop
+
     def begin(self, view: View) -> None:
         """Let the last queries of the prompt vote, oldest first."""
         shortest = int(view.length.min())
@@ -86,64 +90,9 @@ class Scissorhands(ScorePolicy):
     def _vote(self, view: View, attention: NDArray[np.float32], back: int) -> None:
         words = tuple(view.columns[name].view(np.uint32) for name in self.columns[1:])
         votes = view.columns["votes"]
-        _vote(attention, view.start, view.n, view.length, back, self.history, self.threshold, votes, words)
+        replace_vote(attention, view.start, view.n, view.length, back, self.history, self.threshold, votes, words)
 
 
 @lru_cache
 def _columns(history: int) -> tuple[str, ...]:
     return ("votes", *(f"votes_{word}" for word in range(-(-history // 32))))
-
-
-@njit
-def _vote(
-    attention: np.ndarray,
-    start: np.ndarray,
-    n: np.ndarray,
-    length: np.ndarray,
-    back: int,
-    history: int,
-    threshold: float,
-    votes: np.ndarray,
-    words: tuple[np.ndarray, ...],
-) -> None:
-    """Replace, in each request's ring, the vote of the query ``history`` ago by that of the query at -1 - back."""
-    for b in range(len(start)):
-        first, last = start[b], start[b] + n[b] - back
-        if last <= first:
-            continue
-        mine, count = attention[first:last], votes[first:last]
-        bound = _quantile(mine, int(threshold * (len(mine) - 1))) if threshold > 0 else np.float32(1.0 / len(mine))
-        bit = (length[b] - 1 - back) % history
-        shift = np.uint32(bit % 32)
-        for w in range(len(words)):
-            if w == bit // 32:
-                # Tokens behind the query did not exist when it was asked: their bit is still 0.
-                ring = words[w][first:last]
-                for i in range(len(mine)):
-                    old = np.uint32((ring[i] >> shift) & np.uint32(1))
-                    new = np.uint32(mine[i] > bound)
-                    ring[i] = np.uint32(ring[i] ^ np.uint32(np.uint32(old ^ new) << shift))
-                    count[i] += np.float32(np.int32(new) - np.int32(old))
-
-
-@njit
-def _quantile(values: np.ndarray, rank: int) -> Any:
-    """Return the ``rank``-th smallest (from 0) of non-negative float32 values.
-
-    Such floats sort as their bits do: a histogram of the upper bits finds the few that can be it.
-    """
-    bits = values.view(np.uint32)
-    counts = np.zeros(2048, np.int32)
-    for i in range(len(bits)):
-        counts[bits[i] >> np.uint32(20)] += 1
-    digit = 0
-    while rank >= counts[digit]:
-        rank -= counts[digit]
-        digit += 1
-    close = np.empty(counts[digit], np.float32)
-    found = 0
-    for i in range(len(bits)):
-        if bits[i] >> np.uint32(20) == np.uint32(digit):
-            close[found] = values[i]
-            found += 1
-    return np.partition(close, rank)[rank]

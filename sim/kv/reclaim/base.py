@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.kv.cache import KVCache
+from sim.kv.policies.base import EvictionPolicy
 from sim.kv.repack import RepackPlan
+from sim.kv.view import View
 from sim.registry import Registry
 
 __all__ = ["Pressure", "Reclaimer", "reclaimers"]
@@ -21,6 +24,8 @@ class Pressure(NamedTuple):
     """Requests that hold blocks; each may take one more in the next step."""
     wanted_blocks: int
     """Blocks by which the last allocation that failed fell short; 0 if none failed."""
+    step_tokens: float = math.inf
+    """Tokens whose copy, with the memory to itself, takes as long as the shortest step of late."""
 
 
 class Reclaimer:
@@ -34,8 +39,31 @@ class Reclaimer:
     """False for a reclaimer under which nothing may die."""
     needs_headroom: ClassVar[bool] = False
     """True if it needs free destination blocks that nobody else may take."""
+    shares_headroom: ClassVar[bool] = False
+    """True if it needs them where blocks may be shared, at least."""
+    reuses: ClassVar[bool] = False
+    """True if new tokens are written into dead slots of their own request."""
+    stalls: ClassVar[bool] = False
+    """True if a request computes nothing while a repack of it is in flight."""
+    attention_factor: float = 1.0
+    """By how much attention is slower than with the blocks of the step cost."""
     keep_blocks: int = 0
     """Blocks that a request does not give back while it runs, though nothing lives in them."""
+
+    def check(self, cache: KVCache, policy: EvictionPolicy) -> None:
+        """Refuse what it cannot serve.
+
+        Raises
+        ------
+        InputError
+            If it cannot work on this cache, or with this policy.
+        """
+
+    def choose(
+        self, cache: KVCache, policy: EvictionPolicy, view: View, excess: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Let the policy name the victims (:meth:`EvictionPolicy.select`); to be overridden by who has a say in it."""
+        return policy.select(view, excess)
 
     def after_step(self, cache: KVCache, rows: NDArray[np.int64], pressure: Pressure, busy: bool) -> list[RepackPlan]:
         """Look at the cache after the deaths of a step, and plan repacks.
@@ -72,5 +100,8 @@ class Reclaimer:
 reclaimers: Registry[Reclaimer] = Registry(
     "reclaimer",
     "vtoken.reclaimers",
-    tuple(f"sim.kv.reclaim.{name}" for name in ("none", "naive", "vtoken", "sync", "ideal")),
+    tuple(
+        f"sim.kv.reclaim.{name}"
+        for name in ("none", "naive", "page", "sync", "stall", "vtoken", "reuse", "token", "ideal")
+    ),
 )

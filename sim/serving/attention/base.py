@@ -7,10 +7,12 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.errors import InputError
+from sim.kv.policies.base import EvictionPolicy
 from sim.kv.view import View
 from sim.registry import Registry
 
-__all__ = ["AttentionModel", "attention_models", "build_attention"]
+__all__ = ["AttentionModel", "attention_models", "build_attention", "check_signals"]
 
 
 @runtime_checkable
@@ -22,8 +24,15 @@ class AttentionModel(Protocol):
     requests, and what they write for a request depends on its key, its positions, its length and its own columns, never
     on the other requests of the batch or on where the row lies.
 
-    A model may also have ``similarity(view, out)``, for policies that compare keys: the mean cosine of each live
-    token's key with the request's other live keys.
+    A model may know more than attention, for policies that need it:
+
+    - ``similarity(view, out)``: the mean cosine of each live token's key with the request's other live keys;
+    - ``key_norms(view, newest, out)``, ``value_norms(view, newest, out)``: the norm of each live token's key or value,
+      which never changes; with ``newest``, only that of the newest token is asked for;
+    - ``expected(view, out)``: the attention that each prompt token can expect of the queries to come, from the
+      statistics of the prompt's; ``out`` sums to 1 over a request. Asked for when :meth:`accumulated` is.
+
+    A model that has such a method without always being able to answer says in ``signals`` which it can.
     """
 
     columns: ClassVar[tuple[str, ...]]
@@ -50,6 +59,31 @@ class AttentionModel(Protocol):
         The newest token is the last cell of its row; its columns are filled here. A model may also have
         ``attend_and_add(view, out, total)``, which adds the answer to ``total`` in the same pass over memory.
         """
+
+
+_SIGNALS = {
+    "similarity": "cosines of keys",
+    "key_norms": "norms of keys",
+    "value_norms": "norms of values",
+    "expected": "statistics of queries",
+}
+
+
+def check_signals(policy: EvictionPolicy, model: Any) -> None:
+    """Refuse a policy that needs what the model does not know.
+
+    Raises
+    ------
+    InputError
+        That says what is missing.
+    """
+    known = getattr(model, "signals", None)
+    missing = [need for need in policy.needs if (need not in known if known is not None else not hasattr(model, need))]
+    if missing:
+        what = " and ".join(_SIGNALS.get(need, need) for need in missing)
+        name = getattr(model, "name", model)
+        hint = getattr(model, "without_signals", "use 'synthetic'")
+        raise InputError(f"policy {policy.name!r} needs {what}, which attention {name!r} does not have: {hint}")
 
 
 attention_models: Registry[AttentionModel] = Registry(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ _FLOOR = 1e-7
 """The smallest probability a capture can hold; code 0 stands for it and for less."""
 _CAPTURE = ("P", "G", "attn_u8", "prefill_score_global")
 _ROWS = ("prompt_attn_u8", "prompt_attn_fine", "attn_fine")
+_STATISTICS = ("key_norm", "value_norm", "expected_attention", "keys_i8", "keys_step")
 _OF = "attn_crc32"
+_NONE = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Capture:
     - ``attn_fine`` uint8[B, G, ceil((P+G)/8)]: B more bits of ``attn_u8``, most significant first, each packed as
       ``numpy.packbits`` does: the code is ``code - 1/2 + (bits + 1/2) / 2**B``;
     - ``prompt_attn_fine`` uint8[B, Q, ceil(P/8)], Q <= R: the same for the first Q rows of ``prompt_attn_u8``;
+    - ``key_norm``, ``value_norm`` float[P+G]: norms of each token's key and value, mean over layers and KV heads;
+    - ``expected_attention`` float[P]: attention that each prompt token can expect of the queries to come, by the
+      statistics of the prompt's (arXiv 2510.00636), mean over layers and heads;
+    - ``keys_i8`` int8[P+G, D], ``keys_step`` float[D]: vectors ``keys_i8 * keys_step`` whose products are the cosines
+      of the tokens' keys, mean over layers and KV heads;
     - ``attn_crc32``: ``zlib.crc32`` of ``attn_u8``; a second file must have it, so as not to be of another capture.
     """
 
@@ -50,6 +57,14 @@ class Capture:
     """[R, P]: attention of the last prompt queries, newest first; R is 0 where nothing is known of them."""
     score: NDArray[np.float32]
     """[P]: column sums of the prompt."""
+    key_norm: NDArray[np.float32] = field(default_factory=lambda: _NONE)
+    """[P+G], or [0] where the file has none; so are the next two."""
+    value_norm: NDArray[np.float32] = field(default_factory=lambda: _NONE)
+    """[P+G]"""
+    expected: NDArray[np.float32] = field(default_factory=lambda: _NONE)
+    """[P]"""
+    keys: NDArray[np.float32] = field(default_factory=lambda: _NONE.reshape(0, 0))
+    """[P+G, D]; D is 0 where the file has none."""
 
     @classmethod
     def load(cls, path: Path, rows: Path | None = None) -> Capture:
@@ -61,10 +76,10 @@ class Capture:
             If a file is missing, is not an npz, is damaged, or an array is missing or has the wrong shape, type or
             values, or ``rows`` is of another capture.
         """
-        arrays = _read(path, _CAPTURE, _ROWS)
+        arrays = _read(path, _CAPTURE, _ROWS + _STATISTICS)
         _check(path, arrays)
         if rows is not None:
-            more = _read(rows, (_OF,), _ROWS)
+            more = _read(rows, (_OF,), _ROWS + _STATISTICS)
             if more[_OF].shape != () or int(more[_OF]) != zlib.crc32(arrays["attn_u8"].tobytes()):
                 raise InputError(f"{rows}: holds the rows of another capture than {path} (attn_crc32 differs)")
             arrays |= more
@@ -80,6 +95,7 @@ class Capture:
             decoded(arrays["attn_u8"], fine),
             prompt_attention,
             arrays["prefill_score_global"].astype(np.float32),
+            **_statistics(rows or path, arrays, prompt, prompt + generated),
         )
 
 
@@ -118,13 +134,35 @@ def _check(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
         raise InputError(f"{path}: prefill_score_global must be finite, not negative, and not all 0")
 
 
+def _statistics(path: Path, arrays: dict[str, NDArray[Any]], prompt: int, total: int) -> dict[str, NDArray[np.float32]]:
+    """Return what the file knows of keys, values and queries."""
+    found = {}
+    for name, where, size in (
+        ("key_norm", "key_norm", total),
+        ("value_norm", "value_norm", total),
+        ("expected_attention", "expected", prompt),
+    ):
+        if name in arrays:
+            _expect(path, name, arrays[name], (size,), "f")
+            if not (np.isfinite(arrays[name]).all() and (arrays[name] >= 0).all()):
+                raise InputError(f"{path}: {name} must be finite and not negative")
+            found[where] = arrays[name].astype(np.float32)
+    if "keys_i8" in arrays:
+        codes, step = arrays["keys_i8"], arrays.get("keys_step", _NONE)
+        _expect(path, "keys_i8", codes, (total, codes.shape[-1] if codes.ndim else 0), "i", 1)
+        _expect(path, "keys_step", step, (codes.shape[1],), "f")
+        found["keys"] = codes.astype(np.float32) * step.astype(np.float32)
+    return found
+
+
 def _expect(
     path: Path, name: str, array: NDArray[Any], shape: tuple[int, ...], kind: str, size: int | None = None
 ) -> None:
     if array.shape != shape:
         raise InputError(f"{path}: {name} must have shape {list(shape)} for its P and G, got {list(array.shape)}")
     if array.dtype.kind != kind or (size is not None and array.dtype.itemsize != size):
-        raise InputError(f"{path}: {name} must be {'uint8' if kind == 'u' else 'floating point'}, got {array.dtype}")
+        wanted = {"u": "uint8", "i": "int8", "f": "floating point"}[kind]
+        raise InputError(f"{path}: {name} must be {wanted}, got {array.dtype}")
 
 
 def _planes(path: Path, arrays: dict[str, NDArray[Any]], name: str, rows: int, columns: int) -> NDArray[np.uint8]:

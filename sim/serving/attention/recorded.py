@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.bits import mix, row_sum, xor
 from sim.errors import InputError
 from sim.jit import njit
 from sim.kv.view import View
 from sim.serving.attention.base import attention_models
-from sim.serving.attention.bits import mix, row_sum, xor
 from sim.serving.attention.capture import Capture
 
 __all__ = ["Recorded"]
@@ -64,6 +64,9 @@ class Recorded:
     """
 
     bare_parameter: ClassVar[str] = "path"
+    without_signals: ClassVar[str] = (
+        "add them to the captures with experiments/00_attention_fit/extend.py, or use 'synthetic'"
+    )
     columns: ClassVar[tuple[str, ...]] = ()
 
     path: str
@@ -84,6 +87,12 @@ class Recorded:
         object.__setattr__(self, "captures", captures)
         object.__setattr__(self, "_store", _Store.of(captures))
 
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """What all captures know beside attention: the names of methods that can answer."""
+        store = self._store
+        return tuple(name for name in ("similarity", "key_norms", "value_norms", "expected") if name in store.signals)
+
     def capture_of(self, key: int) -> Capture:
         """Return the capture that a request with this key replays."""
         return self.captures[_choice(np.uint64(key), len(self.captures))]
@@ -95,6 +104,30 @@ class Recorded:
         """Write the recorded column sums of the prompt, scaled to sum to the request's length."""
         store = self._store
         _accumulate(view.key, view.start, view.n, view.length, view.position, store.sizes, store.scores, out)
+
+    def expected(self, view: View, out: NDArray[np.float32]) -> None:
+        """Write the recorded expectation of the prompt's tokens."""
+        store, scores = self._store, self._store.signals["expected"]
+        _accumulate(view.key, view.start, view.n, view.length, view.position, store.sizes, scores, out)
+        _to_one(view.start, view.n, out)
+
+    def key_norms(self, view: View, newest: bool, out: NDArray[np.float32]) -> None:
+        """Write the recorded norms of the keys."""
+        self._norms(view, "key_norms", newest, out)
+
+    def value_norms(self, view: View, newest: bool, out: NDArray[np.float32]) -> None:
+        """Write the recorded norms of the values."""
+        self._norms(view, "value_norms", newest, out)
+
+    def _norms(self, view: View, signal: str, newest: bool, out: NDArray[np.float32]) -> None:
+        store = self._store
+        start, n = (view.newest, np.ones_like(view.n)) if newest else (view.start, view.n)
+        _of_tokens(view.key, start, n, view.prompt, view.position, store.sizes, store.signals[signal], out)
+
+    def similarity(self, view: View, out: NDArray[np.float32]) -> None:
+        """Write the mean cosine of each live token's recorded key with the request's other live keys."""
+        store, keys = self._store, self._store.signals["similarity"]
+        _similarity(view.key, view.start, view.n, view.prompt, view.position, store.sizes, keys, out)
 
     def query(self, view: View, back: int, out: NDArray[np.float32]) -> None:
         """Write a prompt query's attention: recorded where the file has it, else estimated (see the class)."""
@@ -136,28 +169,46 @@ class _Store:
     """All captures in three arrays, so that one kernel call serves a batch that replays many."""
 
     sizes: NDArray[np.int64]
-    """[captures, 6]: P, G, R, then where in ``attention`` the decode and prompt rows begin, and where in the others."""
+    """[captures, 7]: P, G, R, then where in ``attention`` the decode and prompt rows begin, where in arrays of prompts,
+    and where in arrays of all tokens."""
     attention: NDArray[np.float32]
     scores: NDArray[np.float32]
     right: NDArray[np.float32]
     """What puts an estimated prompt row right, for each token of each prompt."""
+    signals: dict[str, NDArray[np.float32]]
+    """Of prompts (expected), of all tokens (norms), of all tokens by 16 or so (keys of ``similarity``)."""
 
     @classmethod
     def of(cls, captures: tuple[Capture, ...]) -> _Store:
-        sizes = np.zeros((len(captures), 6), np.int64)
-        cell = score = 0
+        sizes = np.zeros((len(captures), 7), np.int64)
+        cell = score = token = 0
         for i, capture in enumerate(captures):
             prompt, generated, rows = len(capture.score), len(capture.attention), len(capture.prompt_attention)
-            sizes[i] = prompt, generated, rows, cell, cell + capture.attention.size, score
+            sizes[i] = prompt, generated, rows, cell, cell + capture.attention.size, score, token
             cell += capture.attention.size + capture.prompt_attention.size
             score += prompt
+            token += prompt + generated
         attention = [array.ravel() for c in captures for array in (c.attention, c.prompt_attention)]
         return cls(
             sizes,
             np.concatenate(attention),
             np.concatenate([c.score for c in captures]),
             np.concatenate([_put_right(c) for c in captures]),
+            _signals(captures),
         )
+
+
+def _signals(captures: tuple[Capture, ...]) -> dict[str, NDArray[np.float32]]:
+    """Return what every capture knows beside attention, by the name of the method that tells it."""
+    fields = {"key_norms": "key_norm", "value_norms": "value_norm", "expected": "expected", "similarity": "keys"}
+    found = {}
+    for signal, field_name in fields.items():
+        parts = [getattr(capture, field_name) for capture in captures]
+        if all(len(part) for part in parts):
+            width = max(part.shape[1] for part in parts) if parts[0].ndim == 2 else 0
+            wide = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) if width else part for part in parts]
+            found[signal] = np.concatenate(wide)
+    return found
 
 
 def _put_right(capture: Capture) -> NDArray[np.float32]:
@@ -165,7 +216,7 @@ def _put_right(capture: Capture) -> NDArray[np.float32]:
     prompt, generated = len(capture.score), len(capture.attention)
     window = min(_WINDOW, prompt)
     estimated = np.zeros(prompt)
-    sizes = np.array([[prompt, generated, 0, 0, 0, 0]], np.int64)
+    sizes = np.array([[prompt, generated, 0, 0, 0, 0, 0]], np.int64)
     row, one = np.zeros(prompt, np.float32), np.ones(1, np.int64)
     for back in range(window):
         _query(
@@ -220,6 +271,65 @@ def _in_prompt(position: int, prompt: int, recorded: int) -> int:
     if position == 0 or recorded == 1:
         return 0
     return 1 + (position - 1) * (recorded - 1) // max(prompt - 1, 1)
+
+
+@njit
+def _in_capture(position: int, prompt: int, recorded: int, steps: int) -> int:
+    """Return which of the capture's tokens stands for this one, for ever; what was generated goes back and forth."""
+    if position < prompt:
+        return _in_prompt(position, prompt, recorded)
+    return recorded + _mirrored(position - prompt, steps // 2, steps - 1)
+
+
+@njit
+def _of_tokens(
+    key: NDArray[np.uint64],
+    start: NDArray[np.int64],
+    n: NDArray[np.int64],
+    prompt: NDArray[np.int64],
+    position: NDArray[np.int32],
+    sizes: NDArray[np.int64],
+    known: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> None:
+    for i in range(len(start)):
+        size = sizes[_choice(key[i], len(sizes))]
+        for cell in range(start[i], start[i] + n[i]):
+            out[cell] = known[size[6] + _in_capture(position[cell], prompt[i], size[0], size[1])]
+
+
+@njit
+def _similarity(
+    key: NDArray[np.uint64],
+    start: NDArray[np.int64],
+    n: NDArray[np.int64],
+    prompt: NDArray[np.int64],
+    position: NDArray[np.int32],
+    sizes: NDArray[np.int64],
+    keys: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> None:
+    width = keys.shape[1]
+    for i in range(len(start)):
+        size = sizes[_choice(key[i], len(sizes))]
+        total = np.zeros(width, np.float32)
+        for cell in range(start[i], start[i] + n[i]):
+            mine = keys[size[6] + _in_capture(position[cell], prompt[i], size[0], size[1])]
+            for d in range(width):
+                total[d] += mine[d]
+        others = np.float32(max(n[i] - 1, 1))
+        for cell in range(start[i], start[i] + n[i]):
+            mine = keys[size[6] + _in_capture(position[cell], prompt[i], size[0], size[1])]
+            cosine = np.float32(0)
+            for d in range(width):
+                cosine += mine[d] * (total[d] - mine[d])
+            out[cell] = cosine / others
+
+
+@njit
+def _to_one(start: NDArray[np.int64], n: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+    for i in range(len(start)):
+        _normalise(out[start[i] : start[i] + n[i]], np.float32(1))
 
 
 @njit

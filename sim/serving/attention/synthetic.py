@@ -15,15 +15,17 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.bits import BYTES_STD, add, band, bits_of, mix, mul, normal, row_sum, shr, signed, sub, truncated_float, xor
 from sim.errors import InputError
 from sim.jit import njit
 from sim.kv.view import View
 from sim.serving.attention.base import attention_models
-from sim.serving.attention.bits import add, band, bits_of, mix, mul, row_sum, shr, signed, sub, truncated_float, xor
-from sim.serving.attention.keys import similarity
+from sim.serving.attention.draws import SPREAD, happens, seed_of
+from sim.serving.attention.keys import KeyStatistics
 
-__all__ = ["Synthetic"]
+__all__ = ["KEYS", "Synthetic"]
 
+KEYS = KeyStatistics()
 _WEIGHT = "attention_weight"
 _NOTHING = np.zeros(0, np.float32)
 _LOG2_E = 1.0 / math.log(2.0)
@@ -31,9 +33,7 @@ _OCTAVE = 2.0**23
 """A factor of two, as a step in the bit pattern of a float32: kernels add up logarithms in this unit."""
 _ONE = np.float32(127 * _OCTAVE)
 """The bit pattern of 1.0, as a number."""
-_BYTES_MEAN = 4 * 255 / 2
-_BYTES_STD = math.sqrt(4 * (256**2 - 1) / 12)
-_REACH = 4 * 255 / 2 / _BYTES_STD
+_REACH = 4 * 255 / 2 / BYTES_STD
 """How many standard deviations a sum of four bytes can be from its mean."""
 _HALVES_MEAN = 65535.0
 _HALVES_STD = math.sqrt(2 * (65536.0**2 - 1) / 12)
@@ -46,7 +46,6 @@ _FOR_WEIGHT, _FOR_SCORE, _FOR_SCORE_REGION = np.uint32(0x243F6A88), np.uint32(0x
 _FOR_REGION, _FOR_TOKEN, _FOR_ROW = np.uint32(0xA4093822), np.uint32(0x299F31D0), np.uint32(0x082EFA98)
 _FOR_HEAVY, _FOR_TEXT, _FOR_STRENGTH = np.uint32(0xEC4E6C89), np.uint32(0x452821E6), np.uint32(0x38D01377)
 _FOR_WIDTH = np.uint32(0xBE5466CF)
-_SPREAD = np.uint32(0x9E3779B1)
 
 
 @attention_models.register("synthetic")
@@ -221,8 +220,29 @@ class Synthetic:
         )
 
     def similarity(self, view: View, out: NDArray[np.float32]) -> None:
-        """Write how alike the keys are (:mod:`sim.serving.attention.keys`; not fitted)."""
-        similarity(view, out)
+        """Write how alike the keys are (:mod:`sim.serving.attention.keys`)."""
+        KEYS.similarity(view, out)
+
+    def key_norms(self, view: View, newest: bool, out: NDArray[np.float32]) -> None:
+        """Write the norms of the keys: the more a token weighs, the shorter its key."""
+        self._log_weights(view, newest, out)
+        KEYS.key_norms(view, newest, out)
+
+    def value_norms(self, view: View, newest: bool, out: NDArray[np.float32]) -> None:
+        """Write the norms of the values."""
+        self._log_weights(view, newest, out)
+        KEYS.value_norms(view, newest, out)
+
+    def expected(self, view: View, out: NDArray[np.float32]) -> None:
+        """Write the attention that prompt tokens can expect: like the score at the end of the prompt, but not it."""
+        weight = view.columns[_WEIGHT]
+        _score_noises(view.key, view.start, view.n, view.position, weight, self._scores, out)
+        KEYS.expected(view, self.score_sigma, out)
+
+    def _log_weights(self, view: View, newest: bool, out: NDArray[np.float32]) -> None:
+        """Write the weights, as logarithms; a policy that does not attend has none of what was generated."""
+        start, n = (view.newest, np.ones_like(view.n)) if newest else (view.start, view.n)
+        _begin(view.key, start, n, view.position, out, self._weights)
 
     def begin(self, view: View) -> None:
         """Give every token its weight."""
@@ -302,37 +322,16 @@ def _trend(offset: float, exponent: float, size: int) -> NDArray[np.float32]:
 
 
 @njit
-def _seed(key: np.uint64, purpose: np.uint32) -> np.uint32:
-    """Return 32 bits from a request's key, different for each purpose."""
-    return mix(xor(np.uint32(key), mix(add(np.uint32(key >> np.uint64(32)), purpose))))
-
-
-@njit
-def _normal(h: np.uint32) -> np.float32:
-    """Return the standardised sum of the four bytes of a hash: close to normal, never beyond 3.5."""
-    pairs = add(band(h, np.uint32(0x00FF00FF)), band(shr(h, np.uint32(8)), np.uint32(0x00FF00FF)))
-    total = shr(mul(pairs, np.uint32(0x00010001)), np.uint32(16))
-    normal: np.float32 = (signed(total) - np.float32(_BYTES_MEAN)) * np.float32(1 / _BYTES_STD)
-    return normal
-
-
-@njit
-def _happens(h: np.uint32, share: np.float32) -> bool:
-    """Return whether a thing happens that does so in ``share`` of 2**24 cases."""
-    return bool(signed(shr(h, np.uint32(8))) < share)
-
-
-@njit
 def _weight(seed: np.uint32, position: np.uint32, w: NDArray[np.float32]) -> np.float32:
     """Return a token's weight as the bit pattern of its value: a function of the request and the position alone."""
     # Segments begin at a place of the request's own, so that they are not blocks.
     segment = shr(add(position, band(seed, np.uint32(7))), np.uint32(3))
-    shared = _normal(mix(add(mul(segment, _SPREAD), seed)))
-    own = _normal(mix(xor(mul(position, np.uint32(0x85EBCA6B)), seed)))
+    shared = normal(mix(add(mul(segment, SPREAD), seed)))
+    own = normal(mix(xor(mul(position, np.uint32(0x85EBCA6B)), seed)))
     z = w[2] * shared + w[3] * own
     boost = w[4] / (np.float32(1) + signed(position) * w[5])
     weight: np.float32 = w[0] * (z + w[1] * (z * z - np.float32(1))) + boost + _ONE
-    if _happens(mix(xor(mul(position, np.uint32(0x27D4EB2F)), add(seed, _FOR_HEAVY))), w[6]):
+    if happens(mix(xor(mul(position, np.uint32(0x27D4EB2F)), add(seed, _FOR_HEAVY))), w[6]):
         weight += w[7]
     return weight
 
@@ -366,11 +365,51 @@ def _begin(
     w: NDArray[np.float32],
 ) -> None:
     for row in range(len(start)):
-        seed = _seed(key[row], _FOR_WEIGHT)
+        seed = seed_of(key[row], _FOR_WEIGHT)
         where = position[start[row] : start[row] + n[row]]
         answer = weight[start[row] : start[row] + n[row]]
         for i in range(len(where)):
             answer[i] = _weight(seed, np.uint32(where[i]), w)
+
+
+@njit
+def _score_noise(
+    shared: np.uint32,
+    own: np.uint32,
+    where: NDArray[np.int32],
+    weights: NDArray[np.float32],
+    s: NDArray[np.float32],
+    noise: NDArray[np.float32],
+) -> None:
+    """Write the logarithm of one prompt's scores, in units of a float's bits."""
+    by_weight, by_region, by_token, memory = s[1], s[2], s[3], s[4]
+    fresh = np.sqrt(np.float32(1) - memory * memory)
+    # Three loops, because only the second has to go token by token.
+    for i in range(len(where)):
+        noise[i] = normal(mix(add(mul(np.uint32(where[i]), SPREAD), shared)))
+    region = noise[0]
+    for i in range(1, len(where)):
+        region = memory * region + fresh * noise[i]
+        noise[i] = region
+    for i in range(len(where)):
+        white = normal(mix(add(mul(np.uint32(where[i]), SPREAD), own)))
+        noise[i] = by_weight * (weights[i] - _ONE) + by_region * noise[i] + by_token * white
+
+
+@njit
+def _score_noises(
+    key: NDArray[np.uint64],
+    start: NDArray[np.int64],
+    n: NDArray[np.int64],
+    position: NDArray[np.int32],
+    weight: NDArray[np.float32],
+    s: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> None:
+    for row in range(len(start)):
+        first, past = start[row], start[row] + n[row]
+        shared, own = seed_of(key[row], _FOR_SCORE_REGION), seed_of(key[row], _FOR_SCORE)
+        _score_noise(shared, own, position[first:past], weight[first:past], s, out[first:past])
 
 
 @njit
@@ -384,25 +423,16 @@ def _accumulate(
     trend: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> None:
-    sink, by_weight, by_region, by_token, memory = s[0], s[1], s[2], s[3], s[4]
-    fresh = np.sqrt(np.float32(1) - memory * memory)
+    sink = s[0]
     for row in range(len(start)):
         size = n[row]
-        shared, own = _seed(key[row], _FOR_SCORE_REGION), _seed(key[row], _FOR_SCORE)
+        shared, own = seed_of(key[row], _FOR_SCORE_REGION), seed_of(key[row], _FOR_SCORE)
         where = position[start[row] : start[row] + size]
         weights = weight[start[row] : start[row] + size]
         score = out[start[row] : start[row] + size]
-        # Three loops, because only the second has to go token by token.
+        _score_noise(shared, own, where, weights, s, score)
         for i in range(size):
-            score[i] = _normal(mix(add(mul(np.uint32(where[i]), _SPREAD), shared)))
-        region = score[0]
-        for i in range(1, size):
-            region = memory * region + fresh * score[i]
-            score[i] = region
-        for i in range(size):
-            white = _normal(mix(add(mul(np.uint32(where[i]), _SPREAD), own)))
-            logarithm = by_weight * (weights[i] - _ONE) + by_region * score[i] + by_token * white
-            score[i] = truncated_float(logarithm + _ONE) * trend[size - 1 - i]
+            score[i] = truncated_float(score[i] + _ONE) * trend[size - 1 - i]
         length = np.float32(size)
         if where[0] != 0:
             scale = length / row_sum(score)
@@ -412,7 +442,7 @@ def _accumulate(
         else:
             score[0] = sink * length
             others, left = score[1:], length - score[0]
-            second = _second(_seed(key[row], _FOR_ROW), where[1:])
+            second = _second(seed_of(key[row], _FOR_ROW), where[1:])
             if second >= 0:
                 others[second] *= s[5]
             scale = left / row_sum(others)
@@ -441,7 +471,7 @@ def _attend(
         first, end = start[row], start[row] + n[row]
         now = length[row] - 1 - back
         if newest:
-            weight[end - 1] = _weight(_seed(key[row], _FOR_WEIGHT), np.uint32(position[end - 1]), w)
+            weight[end - 1] = _weight(seed_of(key[row], _FOR_WEIGHT), np.uint32(position[end - 1]), w)
         else:
             seen = first + np.searchsorted(position[first:end], now, side="right")
             out[seen:end] = np.float32(0)
@@ -459,27 +489,27 @@ def _attend(
         # One draw for the row, one for all regions and one for all tokens: mixed with the positions below. Periods
         # begin at a query of the request's own; regions begin elsewhere in every period.
         query = np.uint32(now)
-        seed = _seed(key[row], _FOR_REGION)
+        seed = seed_of(key[row], _FOR_REGION)
         region = mix(add(seed, shr(add(query, band(seed, np.uint32(0xFFFF))), steps[1])))
         shift = band(shr(region, np.uint32(8)), np.uint32(0xFFFF))
-        seed = _seed(key[row], _FOR_TOKEN)
+        seed = seed_of(key[row], _FOR_TOKEN)
         token = mix(add(seed, shr(add(query, band(seed, np.uint32(0xFFFF))), steps[2])))
-        of_row = _seed(key[row], _FOR_ROW)
-        slope = exponent + row_sigma * _normal(mix(add(of_row, query)))
-        by_text = np.float32(1) + r[5] * _normal(mix(xor(of_row, _FOR_TEXT)))
-        by_time = np.float32(1) + r[6] * _normal(mix(add(region, _FOR_STRENGTH)))
+        of_row = seed_of(key[row], _FOR_ROW)
+        slope = exponent + row_sigma * normal(mix(add(of_row, query)))
+        by_text = np.float32(1) + r[5] * normal(mix(xor(of_row, _FOR_TEXT)))
+        by_time = np.float32(1) + r[6] * normal(mix(add(region, _FOR_STRENGTH)))
         by_region = r[4] * max(np.float32(0), by_text) * max(np.float32(0), by_time)
         middle = by_region * np.float32(_HALVES_MEAN)
         floor = r[10] + middle
         base = slope * _ONE - middle
         width = steps[0]
-        if _happens(mix(add(region, _FOR_WIDTH)), r[7]):
+        if happens(mix(add(region, _FOR_WIDTH)), r[7]):
             width = add(width, np.uint32(3))
         where, weights, answer = position[first:end], weight[first:end], out[first:end]
         # The hot loop: no branch, no call, nothing wider than 32 bits (bits.py), so it runs on whole vectors.
         for i in range(len(answer)):
             at = np.uint32(where[i])
-            h = add(mul(shr(add(at, shift), width), _SPREAD), region)
+            h = add(mul(shr(add(at, shift), width), SPREAD), region)
             h = mul(xor(h, shr(h, np.uint32(15))), np.uint32(0x85EBCA6B))
             h = xor(h, shr(h, np.uint32(13)))
             halves = signed(add(band(h, np.uint32(0xFFFF)), shr(h, np.uint32(16))))

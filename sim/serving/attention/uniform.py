@@ -37,6 +37,18 @@ class Uniform:
         """Write 0: no key is like another."""
         _level(view.start, np.zeros_like(view.n), view.length - 1, view.position, out)
 
+    def key_norms(self, view: View, newest: bool, out: NDArray[np.float32]) -> None:  # noqa: ARG002
+        """Write 1: all keys are as long."""
+        _fill(view.start, view.n, out)
+
+    def value_norms(self, view: View, newest: bool, out: NDArray[np.float32]) -> None:  # noqa: ARG002
+        """Write 1: all values are as long."""
+        _fill(view.start, view.n, out)
+
+    def expected(self, view: View, out: NDArray[np.float32]) -> None:
+        """Write 1 over the number of tokens."""
+        _level(view.start, view.n, view.length - 1, view.position, out)
+
     def attend(self, view: View, out: NDArray[np.float32]) -> None:
         """Write 1 over the number of live tokens."""
         _level(view.start, view.n, view.length - 1, view.position, out)
@@ -49,6 +61,12 @@ def _column_sums(start: NDArray[np.int64], n: NDArray[np.int64], out: NDArray[np
         for i in range(n[row] - 1, -1, -1):
             total += 1.0 / (i + 1)
             out[start[row] + i] = total
+
+
+@njit
+def _fill(start: NDArray[np.int64], n: NDArray[np.int64], out: NDArray[np.float32]) -> None:
+    for row in range(len(start)):
+        out[start[row] : start[row] + n[row]] = np.float32(1)
 
 
 @njit

@@ -9,6 +9,7 @@ most vector units lack. The functions here stay at 32 bits. Each is plain Python
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,21 @@ from numpy.typing import NDArray
 
 from sim.jit import njit
 
-__all__ = ["add", "band", "bits_of", "mix", "mul", "row_sum", "shr", "signed", "sub", "truncated_float", "xor"]
+__all__ = [
+    "BYTES_STD",
+    "add",
+    "band",
+    "bits_of",
+    "mix",
+    "mul",
+    "normal",
+    "row_sum",
+    "shr",
+    "signed",
+    "sub",
+    "truncated_float",
+    "xor",
+]
 
 _MASK = 0xFFFFFFFF
 _LANES = 16
@@ -113,6 +128,20 @@ def mix(x: np.uint32) -> np.uint32:
     x = mul(xor(x, shr(x, np.uint32(15))), np.uint32(0x735A2D97))
     mixed: np.uint32 = xor(x, shr(x, np.uint32(15)))
     return mixed
+
+
+BYTES_STD = math.sqrt(4 * (256**2 - 1) / 12)
+"""Of the sum of the four bytes of a hash."""
+_BYTES_MEAN = 4 * 255 / 2
+
+
+@njit
+def normal(h: np.uint32) -> np.float32:
+    """Return the standardised sum of the four bytes of a hash: close to normal, never beyond 3.5."""
+    pairs = add(band(h, np.uint32(0x00FF00FF)), band(shr(h, np.uint32(8)), np.uint32(0x00FF00FF)))
+    total = shr(mul(pairs, np.uint32(0x00010001)), np.uint32(16))
+    drawn: np.float32 = (signed(total) - np.float32(_BYTES_MEAN)) * np.float32(1 / BYTES_STD)
+    return drawn
 
 
 def row_sum(row: NDArray[np.float32]) -> np.float32:
