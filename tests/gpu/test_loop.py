@@ -215,7 +215,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 def test_a_calibration_predicts_a_held_out_replay(tmp_path: Path) -> None:
     """The whole loop on this machine: the total time of a replay that the fit has not seen, within 20 %."""
     run_calibrate(model="toy", device="cpu", out=tmp_path / "cpu.json")
-    summary = log_of(tmp_path / "cpu.json", tmp_path / "events.npz", n=60, output=60, kv_blocks=150)
+    summary = log_of(tmp_path / "cpu.json", tmp_path / "events.npz", n=60, output=60, kv_blocks=90)
     assert summary["repacks_committed"] > 0
     assert (
         run_validate(
