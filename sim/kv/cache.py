@@ -33,6 +33,7 @@ from sim.kv.repack import (
 from sim.kv.scatter import choose_least_used, choose_targets
 from sim.kv.state import ROW, H, State, Store
 from sim.kv.tokens import append_tokens, drop_block, evict_tokens, lives_in, reuse_slot, table_index
+from sim.kv.units import ONE_UNIT, Units, unit_key
 from sim.kv.view import View, fill_view
 from sim.kv.window import find_window
 
@@ -114,6 +115,9 @@ class KVCache:
         Free blocks that only a repack may take.
     logging
         Keep a :class:`KVEventLog`.
+    units
+        What decides alone which tokens live: each request has a row for each of them (:mod:`sim.kv.units`). Blocks are
+        then a unit's: S tokens of its layers and heads.
     """
 
     def __init__(
@@ -125,6 +129,7 @@ class KVCache:
         tracked: bool = True,
         headroom_blocks: int = 0,
         logging: bool = False,
+        units: Units = ONE_UNIT,
     ) -> None:
         if block_size < 1:
             raise InputError(f"block size: expected at least 1 token, got {block_size}")
@@ -138,14 +143,17 @@ class KVCache:
             raise InputError(
                 f"headroom: expected 0 to {num_blocks - 2} blocks of a pool of {num_blocks - 1}, got {headroom_blocks}"
             )
-        self.store = Store(num_blocks, block_size, columns=len(columns), tracked=tracked, logging=logging)
+        self.store = Store(
+            num_blocks, block_size, columns=len(columns), tracked=tracked, logging=logging, rows=64 * units.count
+        )
         self.store.s.header[H.RESERVE] = headroom_blocks
         self.pool = BlockPool(self.store)
         self.arena = CellArena(self.store)
         self.column_names = tuple(columns)
         self.tracked = tracked
         self.block_size = block_size
-        self._free_rows = list(range(len(self.store.s.rows) - 1, -1, -1))
+        self.units = units
+        self._free_rows = self._bundles(0, len(self.store.s.rows))
         self.most_slots = MAX_SLOTS
         self._plans = 0
         self._seen: State | None = None
@@ -173,43 +181,55 @@ class KVCache:
         Returns
         -------
         int
-            The row.
+            The row; with several units the first of their bundle. In events the units of request ``ordinal`` are
+            ``ordinal * units.count`` and the numbers that follow.
         """
         if not self._free_rows:
             rows = len(self.store.s.rows)
             self.store.grow_rows()
-            self._free_rows = list(range(2 * rows - 1, rows - 1, -1))
-        row = self._free_rows.pop()
+            self._free_rows = self._bundles(rows, 2 * rows)
+        first = self._free_rows.pop()
         most = length + target - produced
         self.store.grow_table(-(-most // self.block_size) + 1)
-        record = self.store.s.rows[row]
-        record["key"] = key
-        record["ordinal"] = ordinal
-        record["target"] = target
-        record["length"] = length
-        record["produced"] = produced
-        record["plan"] = -1
-        record["tracked"] = self.tracked
-        if self.tracked:
-            self.arena.open(row, min(most, length + 64))
-        return row
+        for unit, row in enumerate(self.bundle(first)):
+            record = self.store.s.rows[row]
+            record["key"] = unit_key(key, unit)
+            record["ordinal"] = ordinal * self.units.count + unit
+            record["target"] = target
+            record["length"] = length
+            record["produced"] = produced
+            record["plan"] = -1
+            record["tracked"] = self.tracked
+            if self.tracked:
+                self.arena.open(row, min(most, length + 64))
+        return first
+
+    def bundle(self, row: int) -> range:
+        """Return the rows of the request whose first row is ``row``."""
+        return range(row, row + self.units.count)
+
+    def _bundles(self, first: int, last: int) -> list[int]:
+        """Return the first rows of the bundles among these rows, lowest last."""
+        return list(range(first, last, self.units.count))[::-1]
 
     def close(self, row: int, kind: Kind, value: int) -> None:
         """End a request (:attr:`Kind.FINISH`) or take its memory away (:attr:`Kind.PREEMPT`).
 
-        Blocks that a copy is still reading stay out of the pool until the fence.
+        ``row`` is the one that :meth:`open` gave. Blocks that a copy is still reading stay out of the pool until the
+        fence.
         """
-        s = self.store.s
-        if self.store.logging:
-            self.store.reserve_events(int(s.rows[row]["blocks"]) + 1)
+        for unit in self.bundle(row):
             s = self.store.s
-            emit(s, int(kind), int(s.rows[row]["ordinal"]), value, 0)
-        release_row(s, row)
-        if len(s.holes):
-            forget_holes(s, row)
-        if self.tracked:
-            self.arena.close(row)
-        s.rows[row] = _NO_ROW
+            if self.store.logging:
+                self.store.reserve_events(int(s.rows[unit]["blocks"]) + 1)
+                s = self.store.s
+                emit(s, int(kind), int(s.rows[unit]["ordinal"]), value, 0)
+            release_row(s, unit)
+            if len(s.holes):
+                forget_holes(s, unit)
+            if self.tracked:
+                self.arena.close(unit)
+            s.rows[unit] = _NO_ROW
         self._free_rows.append(row)
 
     def share_blocks(self, row: int, blocks: Iterable[int]) -> None:
@@ -542,7 +562,7 @@ class KVCache:
             self._columns = {name: s.columns[k] for k, name in enumerate(self.column_names)}
             if self._scratch.shape[1] < len(s.position):
                 self._scratch = np.zeros((2, len(s.position)), np.float32)
-        return View(numbers, key, s.position, self._columns, self._scratch, model)
+        return View(numbers, key, s.position, self._columns, self._scratch, model, units=self.units, keys=s.rows["key"])
 
     def evict_cells(self, rows: NDArray[np.int64], victims: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """Kill the tokens in these cells (see :func:`sim.kv.tokens.evict_tokens`)."""

@@ -120,7 +120,14 @@ class Store:
     """Owns a :class:`State` and makes its arrays larger when asked."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, columns: int = 0, tracked: bool = True, logging: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        columns: int = 0,
+        tracked: bool = True,
+        logging: bool = False,
+        rows: int = 64,
     ) -> None:
         blocks = records(num_blocks, BLOCK)
         ids = np.arange(num_blocks)
@@ -135,8 +142,8 @@ class Store:
         self.s = State(
             header=header,
             blocks=blocks,
-            rows=records(64, ROW),
-            table=np.zeros((64, 64), np.int32),
+            rows=records(rows, ROW),
+            table=np.zeros((rows, 64), np.int32),
             position=np.zeros(1024, np.int32),
             slot=np.zeros(1024, np.int32),
             columns=np.zeros((columns, 1024), np.float32),

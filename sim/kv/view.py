@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.jit import njit
+from sim.kv.units import ONE_UNIT, Units
 
 __all__ = ["View", "fill_view"]
 
@@ -26,7 +27,7 @@ class View:
     row
         int64[B], row of the token table.
     key
-        uint64[B], where the request's random draws come from.
+        uint64[B], where the request's random draws come from; with several units (:mod:`sim.kv.units`), the unit's.
     start
         int64[B], first cell.
     n
@@ -41,12 +42,15 @@ class View:
         int32[A], logical position of each cell's token.
     columns
         float32[A] each, by name: the state that policy and attention model keep a token; it follows its token.
+    units
+        How the model is cut into units. Each unit of a request is a row, so that B counts units.
     scratch
         float32[2, A]: where :meth:`attention` (0) and everything else (1) puts its answers.
     """
 
     __slots__ = (
         "_attended",
+        "_keys",
         "_model",
         "_numbers",
         "columns",
@@ -59,6 +63,7 @@ class View:
         "row",
         "scratch",
         "start",
+        "units",
     )
 
     def __init__(
@@ -70,6 +75,8 @@ class View:
         scratch: NDArray[np.float32],
         model: Any = None,
         attended: bool = False,
+        units: Units = ONE_UNIT,
+        keys: NDArray[np.uint64] | None = None,
     ) -> None:
         self._numbers = numbers
         self.row, self.start, self.n, self.length, self.prompt, self.keep = numbers  # the order of _N and _KEEP
@@ -79,6 +86,8 @@ class View:
         self.scratch = scratch
         self._model = model
         self._attended = attended
+        self.units = units
+        self._keys = keys
 
     def __len__(self) -> int:
         return len(self.row)
@@ -88,6 +97,18 @@ class View:
         """int64[B], the cell of each request's newest token."""
         cells: NDArray[np.int64] = self.start + self.n - 1
         return cells
+
+    @property
+    def unit(self) -> NDArray[np.int64]:
+        """int64[B], which unit of its request each row is."""
+        number: NDArray[np.int64] = self.row % self.units.count
+        return number
+
+    @property
+    def request_key(self) -> NDArray[np.uint64]:
+        """uint64[B], where draws come from that all units of a request have in common."""
+        keys: NDArray[np.uint64] = self.key if self._keys is None else self._keys[self.row - self.unit]
+        return keys
 
     def set(self, column: str, values: NDArray[np.float32], sign: int = 1) -> None:
         """Copy ``values`` (float32[A]), or with ``sign=-1`` their negatives, into a column, in the requests' cells."""
@@ -171,7 +192,8 @@ class View:
         return self._with(np.ascontiguousarray(self._numbers[:, where]), self.key[where])
 
     def _with(self, numbers: NDArray[np.int64], key: NDArray[np.uint64]) -> View:
-        return View(numbers, key, self.position, self.columns, self.scratch, self._model, self._attended)
+        shown = self.position, self.columns, self.scratch, self._model, self._attended
+        return View(numbers, key, *shown, self.units, self._keys)
 
 
 @njit

@@ -145,6 +145,7 @@ class Engine:
         self._source = source
         self._policy = policy
         self._observes = policy.evicts and type(policy).observe is not EvictionPolicy.observe
+        self._allots = type(policy).allot is not EvictionPolicy.allot
         self._chooses = type(policy).reads is not EvictionPolicy.reads
         self._budget = budget
         self._reclaimer = reclaimer
@@ -459,6 +460,8 @@ class Engine:
             self._evict_excess(view)
 
     def _evict_excess(self, view: View) -> None:
+        if self._allots:
+            view.keep[:] = self._policy.allot(view)
         view, excess = view.over_budget()
         if len(view):
             victims, counts = self._choose(view, excess)

@@ -46,6 +46,8 @@ class Model:
         Rows of a learned position embedding; 0 with rotary positions.
     dtype_bytes, kv_dtype_bytes
         Bytes of a weight and of an element of the KV cache.
+    window, window_layers
+        Newest tokens that layers with a sliding window attend to, and how many such layers there are; 0 without.
     """
 
     name: str
@@ -67,6 +69,8 @@ class Model:
     learned_positions: int = 0
     dtype_bytes: int = 2
     kv_dtype_bytes: int = 2
+    window: int = 0
+    window_layers: int = 0
 
     @property
     def kv_bytes_per_token(self) -> int:

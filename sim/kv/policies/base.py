@@ -57,6 +57,20 @@ class EvictionPolicy:
     def observe(self, view: View) -> None:
         """Update the columns after a decode step of these requests."""
 
+    def allot(self, view: View) -> NDArray[np.int64]:
+        """Say how many tokens each unit of a request may keep, where that is not the same for all of them.
+
+        A policy that overrides it is asked before :meth:`select`, with all units of the requests, those of a request
+        side by side.
+
+        Returns
+        -------
+        int64[B]
+            In place of ``view.keep``, with the same sum over the units of a request.
+        """
+        keep: NDArray[np.int64] = view.keep
+        return keep
+
     def select(self, view: View, excess: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Name the victims.
 
