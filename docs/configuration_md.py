@@ -23,6 +23,7 @@ UNITS = {
     "gpu_memory_utilization": "share of memory",
     "kv_blocks": "blocks",
     "block_size": "tokens",
+    "kv_dtype": "choice",
     "policy": "specification",
     "budget": "share of the length",
     "budget_tokens": "tokens",
@@ -52,6 +53,7 @@ VLLM = {
     "gpu_memory_utilization": ("gpu_memory_utilization", "0.92; 0.9 in older versions", "cache"),
     "kv_blocks": ("num_gpu_blocks_override", "measured at start", "cache"),
     "block_size": ("block_size", "16", "cache"),
+    "kv_dtype": ("cache_dtype", "auto; fp8; int4_per_token_head for int4", "cache"),
     "max_num_seqs": ("max_num_seqs", "1024 from 70 GiB of memory on, A100 excepted; else 256", "args"),
     "max_num_batched_tokens": (
         "max_num_batched_tokens",

@@ -1,7 +1,9 @@
 """Element types of the KV pool.
 
 Three are stored as they are. ``fp8`` (e4m3) comes with float32 scales, one for the keys and one for the values of each
-token and head: a scale belongs to the token, not to the block, and goes where the token goes.
+token and head, as in vLLM's ``fp8_per_token_head``: a scale belongs to the token, not to the block, and goes where the
+token goes. The simulator's ``fp8`` (:mod:`sim.serving.kv_dtype`) is vLLM's ``fp8``, whose scales are for a whole layer:
+a head of 128 takes 128 bytes there and 132 here.
 
 The scale is a power of two, taken from the exponent of the head's largest magnitude, so quantising needs no division:
 the bytes are the same on every device, and what e4m3 can hold comes back unchanged.
@@ -81,6 +83,8 @@ def get_dtype(name: str | KVDtype) -> KVDtype:
     """
     if isinstance(name, KVDtype):
         return name
+    if name == "int4":
+        raise InputError(f"KV dtype int4: the pool on a device does not store it, give --dtype: {', '.join(DTYPES)}")
     if name not in DTYPES:
         hint = did_you_mean(name, DTYPES)
         raise InputError(f"unknown KV dtype {name!r}: expected one of {', '.join(DTYPES)}{hint}")

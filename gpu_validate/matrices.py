@@ -9,9 +9,15 @@ from __future__ import annotations
 import torch
 
 from gpu_validate.dtypes import KVDtype, get_dtype
+from sim.errors import InputError
 from sim.serving.models import Model
 
 __all__ = ["Matrices"]
+
+
+def _refuse_experts(model: Model) -> None:
+    if model.experts is not None:
+        raise InputError(f"{model.name} has experts: the matrices computed here are those of dense models")
 
 
 class Matrices:
@@ -45,6 +51,7 @@ class Matrices:
         dtype: str | KVDtype = "bf16",
         seed: int = 0,
     ) -> None:
+        _refuse_experts(model)
         self.model = model
         self._kind = get_dtype(dtype).compute
         self._device = torch.device(device)
@@ -59,7 +66,14 @@ class Matrices:
 
     @staticmethod
     def bytes_needed(model: Model, max_tokens: int, dtype: str | KVDtype = "bf16") -> int:
-        """Return the bytes of the weights and of the activations."""
+        """Return the bytes of the weights and of the activations.
+
+        Raises
+        ------
+        InputError
+            If the model has experts, or a dtype is unknown.
+        """
+        _refuse_experts(model)
         weights = model.layer_matrix_parameters + model.head_parameters
         widest = model.hidden * 3 + model.heads * model.head_dim + 2 * model.intermediate + model.intermediate
         return (weights + max_tokens * widest) * int(get_dtype(dtype).compute.itemsize)

@@ -103,8 +103,10 @@ class PagedPool:
         Raises
         ------
         InputError
-            If a size is not positive or the dtype is unknown.
+            If a size is not positive, the dtype is unknown, or the model keeps a latent in place of keys and values.
         """
+        if model.latent is not None:
+            raise InputError(f"{model.name} keeps a latent ({model.kind}): the pool on a device has keys and values")
         for what, size in (("num_blocks", num_blocks), ("block_size", block_size)):
             if size < 1:
                 raise InputError(f"{what}: expected a positive number, got {size}")

@@ -71,8 +71,16 @@ def checks(tables: Tables) -> list[dict[str, Any]]:
     note("the law, held out", law.n, law.error)
     cold = bytes_ >= CACHE_BYTES
     note("the law, held out, rows too large for the cache", int(cold.sum()), errors(law.held_out[cold], ns[cold]))
-    fp8, _ = decode_fit(tables.decode, dataclasses.replace(get_model("llama-3.1-8b"), kv_dtype_bytes=1), "fp8")
+    fp8, _ = decode_fit(tables.decode, get_model("llama-3.1-8b", "fp8"))
     note("the law, held out, fp8 cache", fp8.n, fp8.error)
+    batch_fp8, _, twice, ns_fp8 = rows(tables, LLAMA, kv="fp8")
+    cold_fp8 = twice / 2 >= CACHE_BYTES
+    by_bytes = predict(law.values, batch_fp8, twice / 2, 8, 8)
+    for question, predicted in (
+        ("bf16's law by bytes, fp8 cache, rows too large for the cache", by_bytes),
+        ("the law, held out, fp8 cache, rows too large for the cache", fp8.held_out),
+    ):
+        note(question, int(cold_fp8.sum()), errors(predicted[cold_fp8], ns_fp8[cold_fp8]))
 
     def beyond(question: str, near: tuple[Shape, ...], far: Shape) -> None:
         batch, _, bytes_, ns = rows(tables, *near)

@@ -12,7 +12,6 @@ from sim.cli.screen import wide_console
 from sim.errors import InputError
 
 if TYPE_CHECKING:
-    from sim.serving.models import Model
     from sim.serving.profile import CostProfile
     from sim.serving.published import Evidence
 
@@ -21,6 +20,7 @@ __all__ = ["app"]
 app = typer.Typer(help="Make and show cost profiles: what steps and copies cost on a device.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+KVFormat = Annotated[str, typer.Option(help="Format of the KV cache: bf16 or fp8.")]
 
 
 @app.command("from-aiconfigurator")
@@ -32,6 +32,7 @@ def from_aiconfigurator(
         Path | None,
         typer.Option(help="Folder of the tables; that of the installed package aiconfigurator when not given."),
     ] = None,
+    kv_dtype: KVFormat = "bf16",
     as_json: AsJson = False,
 ) -> None:
     """Fit a profile to NVIDIA AIConfigurator's measured kernels, and print its errors on what it did not see.
@@ -43,7 +44,7 @@ def from_aiconfigurator(
     from sim.serving.profile import save_profile
     from sim.serving.published import build_profile
 
-    models = _all_models() if model == "all" else [get_model(model)]
+    models = [get_model(name, kv_dtype) for name in (_all_models() if model == "all" else [model])]
     tables = read_tables(device, path)
     made = [(one, *build_profile(tables, one)) for one in models]
     if out is not None:
@@ -64,6 +65,7 @@ def from_aiconfigurator(
 def show(
     name: Annotated[str, typer.Argument(metavar="FILE|DEVICE", help="A profile's file, or a device such as h100.")],
     model: Annotated[str, typer.Option(help="Model preset, for a device.")] = "llama-3.1-8b",
+    kv_dtype: KVFormat = "bf16",
     as_json: AsJson = False,
 ) -> None:
     """Print a profile's figures: value, how it is known, from how many measurements, and how well."""
@@ -71,7 +73,7 @@ def show(
     from sim.serving.profile import dump_profile, load_profile
     from sim.serving.profile_cost import find_profile
 
-    profile = load_profile(find_profile(name, get_model(model).name))
+    profile = load_profile(find_profile(name, get_model(model).name, kv_dtype))
     if as_json:
         print(dump_profile(profile), end="")
         return
@@ -87,16 +89,18 @@ def show(
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List the profiles that come along; runs use them unless told otherwise (step cost ``auto``)."""
-    from sim.serving.profile import SHIPPED, load_profile, shipped_names
+    from sim.serving.profile import load_profile, shipped, shipped_names
 
     rows: list[dict[str, Any]] = []
     for hardware, model in shipped_names():
-        profile = load_profile(SHIPPED / hardware / f"{model}.json")
+        files = [path for kv_dtype in ("bf16", "fp8") if (path := shipped(hardware, model, kv_dtype)) is not None]
+        profile, *_ = profiles = [load_profile(path) for path in files]
         error = profile.attention_ns_per_byte.error
         rows.append(
             {
                 "hardware": hardware,
                 "model": model,
+                "KV cache": ", ".join(each.kv_dtype for each in profiles),
                 "measured figures": sum(profile.kind(figure) == "measured" for figure in _figures()),
                 "assumed figures": sum(profile.kind(figure) == "assumed" for figure in _figures()),
                 "decode attention, mean error": _percent(error.mean) if error is not None else "-",
@@ -114,11 +118,12 @@ def _figures() -> tuple[str, ...]:
     return FIGURES
 
 
-def _all_models() -> list[Model]:
-    """Return the presets of published models."""
+def _all_models() -> list[str]:
+    """Return the names of the published models that the tables can speak of."""
     from sim.serving.models import MODELS
+    from sim.serving.published import speaks_of
 
-    return [model for model in MODELS.values() if model.published_parameters is not None]
+    return [name for name, model in MODELS.items() if speaks_of(model) and model.published_parameters is not None]
 
 
 def _make_folder(out: Path) -> None:

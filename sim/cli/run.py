@@ -125,6 +125,8 @@ FIGURES = (
     (
         "KV memory",
         (
+            "kv_bytes_per_token",
+            "pool_blocks",
             "retained_blocks_mean",
             "over_retention_mean",
             "fragmentation_mean",

@@ -87,7 +87,7 @@ def resolve_step_cost(spec: str, *, model: Model, hardware: Hardware) -> str:
     name, _, parameters = spec.partition(":")
     if name.strip() != "auto":
         return with_path(spec)
-    if shipped(hardware.name, model.name) is None:
+    if shipped(hardware.name, model.name, model.kv_dtype) is None:
         return f"roofline:{parameters}"
     return f"profile:path={hardware.name},{parameters}"
 
@@ -114,7 +114,10 @@ class RooflineStepCost:
     The matrices take the longer of reading all weights once and multiplying all tokens with them (only one token a
     sequence goes through the output projection). Attention reads the KV slots it is given and writes those of the new
     tokens; query-key pairs beyond one a slot, which only prefill has, are paid at the arithmetic rate. Launches, each
-    sequence of the batch and the host come on top. One device; communication is not modelled.
+    sequence of the batch and the host come on top. One device; communication is not modelled. A decode that computes
+    longer on a slot than it takes to read it, which latent attention with few bytes can, waits for the arithmetic. Of
+    experts a step reads those that its tokens are expected to reach. What it takes to expand a quantised cache is not
+    modelled.
 
     The efficiencies are medians over NVIDIA's measured kernels for H100 SXM and H200 SXM (AIConfigurator's database,
     vLLM 0.24, bf16, commit 095f58a5), as shares of the datasheet's peaks; other devices are taken to be alike.
@@ -168,6 +171,8 @@ class RooflineStepCost:
     _sequence_flops_ns: float = field(init=False, repr=False, compare=False)
     _sequence_ns: float = field(init=False, repr=False, compare=False)
     _kv_token_ns: float = field(init=False, repr=False, compare=False)
+    _late_slot_ns: float = field(init=False, repr=False, compare=False)
+    _gemm_byte_ns: float = field(init=False, repr=False, compare=False)
     _pair_ns: float = field(init=False, repr=False, compare=False)
     _score_pair_ns: float = field(init=False, repr=False, compare=False)
 
@@ -198,13 +203,16 @@ class RooflineStepCost:
         attention_bytes_per_ns = hardware.bandwidth_bytes_per_s * self.attention_bandwidth_efficiency / 1e9
         attention_flops_per_ns = hardware.flops_per_s * self.attention_flops_efficiency / 1e9
         sequence_s = self.sequence_overhead_s + self.sequence_kv_head_s * model.layers * model.kv_heads
+        kv_token_ns = model.kv_bytes_per_token / attention_bytes_per_ns
         computed = {
-            "_weights_ns": model.step_weight_bytes / gemm_bytes_per_ns,
+            "_weights_ns": model.step_weight_bytes() / gemm_bytes_per_ns,
             "_fixed_ns": (self.step_overhead_s + self.attention_launch_s * model.layers) * 1e9,
             "_token_ns": 2 * model.layer_matrix_parameters / gemm_flops_per_ns,
             "_sequence_flops_ns": 2 * model.head_parameters / gemm_flops_per_ns,
             "_sequence_ns": sequence_s * 1e9,
-            "_kv_token_ns": model.kv_bytes_per_token / attention_bytes_per_ns,
+            "_kv_token_ns": kv_token_ns,
+            "_late_slot_ns": max(0.0, model.decode_flops_per_slot / attention_flops_per_ns - kv_token_ns),
+            "_gemm_byte_ns": 1 / gemm_bytes_per_ns,
             "_pair_ns": model.attention_flops_per_pair / attention_flops_per_ns,
             "_score_pair_ns": pair_bytes * model.layers * model.kv_heads * 1e9 / hardware.bandwidth_bytes_per_s,
         }
@@ -214,12 +222,15 @@ class RooflineStepCost:
     def step_ns(self, tokens: int, seqs: int, kv_read_tokens: int, attention_pairs: int) -> tuple[int, int]:
         """Return the time of a step and the part of it during which memory bandwidth is busy, in ns."""
         weights_ns = self._weights_ns
+        if self.model.experts is not None:
+            weights_ns = self.model.step_weight_bytes(tokens) * self._gemm_byte_ns
         gemm_ns = tokens * self._token_ns + seqs * self._sequence_flops_ns
         kv_ns = (kv_read_tokens + tokens) * self._kv_token_ns
         prefill_pairs = attention_pairs - kv_read_tokens
         step_ns = self._fixed_ns + (gemm_ns if gemm_ns > weights_ns else weights_ns) + kv_ns + seqs * self._sequence_ns
         if prefill_pairs > 0:
             step_ns += prefill_pairs * self._pair_ns
+        step_ns += kv_read_tokens * self._late_slot_ns
         return round(step_ns), round(weights_ns + kv_ns)
 
     def score_ns(self, requests: int, pairs: int) -> int:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sim.errors import InputError, did_you_mean
+from sim.serving.kv_dtype import AUTO
 from sim.serving.records import FieldError, at_least, plain, read_record
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FIGURES",
     "KV_BYTES",
+    "NEAREST",
     "OVERLAP",
     "SHIPPED",
     "VERSION",
@@ -60,7 +62,10 @@ KV_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 """Bytes of an element of the KV cache."""
 
 SHIPPED = Path(__file__).parent / "data" / "profiles"
-"""The profiles that come along: ``HARDWARE/MODEL.json``."""
+"""The profiles that come along: ``HARDWARE/MODEL.json``, and ``HARDWARE/fp8/MODEL.json`` for a cache in fp8."""
+
+NEAREST = {"fp8": "fp8", "int4": "fp8"}
+"""Which of them stands for which format of the cache. Nobody measured int4: it is expanded in the kernel, as fp8 is."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +192,8 @@ class CostProfile:
     model
         Model preset that was measured.
     kv_dtype
-        Type of an element of the KV cache: "bf16", "fp16", "fp32" or "fp8". Figures for a byte mean bytes of this type,
-        whatever the model's preset says.
+        Type of an element of the KV cache: "bf16", "fp16", "fp32" or "fp8". Figures for a byte mean bytes of this type;
+        a run that asks for another one is charged for its own bytes at the same figures.
     hardware
         Hardware preset that was measured; None for a device that has none: such a profile goes with any.
     block_size
@@ -278,7 +283,9 @@ class CostProfile:
             raise FieldError("copy_share", f"expected a share in (0, 1), got {self.copy_share.value}")
 
     def kv_bytes_per_token(self, model: Model) -> int:
-        """Return bytes of K and V of one token over all layers of a model, in the type that was measured."""
+        """Return bytes of K and V of one token over all layers: in the run's format, or if that is auto as measured."""
+        if model.kv_dtype != AUTO:
+            return model.kv_bytes_per_token
         return 2 * model.layers * model.kv_heads * model.head_dim * KV_BYTES[self.kv_dtype]
 
     def kind(self, name: str) -> str:
@@ -352,12 +359,12 @@ def save_profile(profile: CostProfile, path: str | Path) -> None:
         raise InputError(f"cost profile {path}: cannot write it: {error.strerror or error}") from None
 
 
-def shipped(hardware: str, model: str) -> Path | None:
-    """Return the file of the profile that comes along for two presets, or None if there is none."""
-    path = SHIPPED / hardware / f"{model}.json"
+def shipped(hardware: str, model: str, kv_dtype: str = AUTO) -> Path | None:
+    """Return the file of the profile that comes along for two presets and a KV format, or None if there is none."""
+    path = SHIPPED / hardware / NEAREST.get(kv_dtype, "") / f"{model}.json"
     return path if path.is_file() else None
 
 
 def shipped_names() -> list[tuple[str, str]]:
-    """Return (hardware, model) of every profile that comes along, sorted."""
+    """Return (hardware, model) of every profile that comes along, sorted; each comes for a cache in fp8, too."""
     return sorted((path.parent.name, path.stem) for path in SHIPPED.glob("*/*.json"))

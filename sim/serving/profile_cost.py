@@ -13,6 +13,7 @@ from sim.errors import InputError, did_you_mean
 from sim.serving.copy import contended_stretch, copy_costs
 from sim.serving.cost import require, step_costs
 from sim.serving.hardware import Hardware, get_hardware
+from sim.serving.kv_dtype import AUTO
 from sim.serving.models import Model
 from sim.serving.profile import OVERLAP, CostProfile, dump_profile, load_profile, shipped, shipped_names
 
@@ -21,8 +22,15 @@ __all__ = ["AutoStepCost", "ProfileCopyCost", "ProfileStepCost", "find_profile"]
 C = TypeVar("C", "ProfileStepCost", "ProfileCopyCost")
 
 
-def find_profile(name: str, model: str) -> Path:
+def find_profile(name: str, model: str, kv_dtype: str = AUTO) -> Path:
     """Return the file that ``name`` means: the path of one, or a device for which a profile of ``model`` comes along.
+
+    Parameters
+    ----------
+    name
+        Path or device.
+    model, kv_dtype
+        Preset and format of the KV cache.
 
     Raises
     ------
@@ -39,7 +47,7 @@ def find_profile(name: str, model: str) -> Path:
             f"cost profile {name}: No such file, and no device of that name: profiles come along for "
             f"{', '.join(known)}{did_you_mean(name, [*known, *(device.partition('-')[0] for device in known)])}"
         ) from None
-    path = shipped(hardware, model)
+    path = shipped(hardware, model, kv_dtype)
     if path is None:
         models = [of for device, of in shipped_names() if device == hardware]
         there = ", ".join(models) or "no model"
@@ -48,7 +56,7 @@ def find_profile(name: str, model: str) -> Path:
 
 
 def _load_for(path: str, model: Model, hardware: Hardware | None) -> CostProfile:
-    profile = load_profile(find_profile(path, model.name))
+    profile = load_profile(find_profile(path, model.name, model.kv_dtype))
     require(profile.model == model.name, f"cost profile {path}, field model", model.name, profile.model)
     if profile.hardware is not None and hardware is not None:
         require(
@@ -174,9 +182,11 @@ class ProfileStepCost(_Host):
         profile = self.profile
         made = profile.provenances[profile.attention_ns_per_byte.provenance]
         digest = hashlib.sha256(dump_profile(profile).encode()).hexdigest()[:12]
+        run = self.model.kv_format.name
+        scaled = f"; measured with KV in {profile.kv_dtype}, run with {run}" if run != profile.kv_dtype else ""
         return (
             f"profile {profile.model} on {profile.hardware or made.device} ({made.kind}, {made.date}: {made.source}; "
-            f"sha256 {digest})"
+            f"sha256 {digest}{scaled})"
         )
 
     def step_ns(self, tokens: int, seqs: int, kv_read_tokens: int, attention_pairs: int) -> tuple[int, int]:

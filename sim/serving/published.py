@@ -24,7 +24,7 @@ from sim.serving.gemm_grid import GemmGrid
 from sim.serving.models import Model
 from sim.serving.profile import CostProfile, Curve, Errors, Figure, Provenance
 
-__all__ = ["Evidence", "build_profile", "decode_fit", "matrices", "near_heads", "prefill_fit"]
+__all__ = ["Evidence", "build_profile", "decode_fit", "matrices", "near_heads", "prefill_fit", "speaks_of"]
 
 MULTIPROCESSORS = 132
 CACHE_BYTES = 50e6
@@ -110,12 +110,12 @@ def near_heads(table: Table, heads: int, kv_heads: int, head_dim: int, kv_dtype:
 
 def _bytes(model: Model, kv_heads: int) -> int:
     """Return bytes of K and V of one token in one layer with ``kv_heads`` heads."""
-    return 2 * kv_heads * model.head_dim * model.kv_dtype_bytes
+    return 2 * kv_heads * model.kv_format.vector_bytes(model.head_dim)
 
 
-def decode_fit(table: Table, model: Model, kv_dtype: str = "bf16") -> tuple[Fitted, Heads]:
-    """Fit one layer's decode attention for a model's head shape."""
-    near = near_heads(table, model.heads, model.kv_heads, model.head_dim, kv_dtype)
+def decode_fit(table: Table, model: Model) -> tuple[Fitted, Heads]:
+    """Fit one layer's decode attention for a model's head shape and KV type."""
+    near = near_heads(table, model.heads, model.kv_heads, model.head_dim, model.kv_format.name)
     batch, length, time = (table[name][near.rows].astype(np.float64) for name in ("batch_size", "step", "latency"))
     length += table["isl"][near.rows].astype(np.float64)
     fitted = fit_attention(
@@ -128,9 +128,9 @@ def decode_fit(table: Table, model: Model, kv_dtype: str = "bf16") -> tuple[Fitt
     return fitted, near
 
 
-def prefill_fit(table: Table, model: Model, ns_per_byte: float, kv_dtype: str = "bf16") -> tuple[Fitted, Heads]:
+def prefill_fit(table: Table, model: Model, ns_per_byte: float) -> tuple[Fitted, Heads]:
     """Fit one layer's prefill attention, beyond what ``ns_per_byte`` explains; figures are for one query head."""
-    near = near_heads(table, model.heads, model.kv_heads, model.head_dim, kv_dtype)
+    near = near_heads(table, model.heads, model.kv_heads, model.head_dim, model.kv_format.name)
     rows = near.rows & (table["isl"] > 1)
     batch, length, heads, time = (
         table[name][rows].astype(np.float64) for name in ("batch_size", "isl", "num_heads", "latency")
@@ -152,6 +152,11 @@ def matrices(model: Model) -> dict[str, tuple[int, int]]:
     }
 
 
+def speaks_of(model: Model) -> bool:
+    """Return whether the tables are read for models of this kind: dense, with full attention."""
+    return model.latent is None and model.experts is None and not model.window
+
+
 def build_profile(tables: Tables, model: Model) -> tuple[CostProfile, list[Evidence]]:
     """Make the profile of a model from a device's tables.
 
@@ -160,9 +165,12 @@ def build_profile(tables: Tables, model: Model) -> tuple[CostProfile, list[Evide
     Raises
     ------
     InputError
-        If the tables have no row for the model's head size.
+        If the tables have no row for the model's head size or KV type, or it is not of the kind that is read here
+        (:func:`speaks_of`).
     """
-    layers = model.layers
+    if not speaks_of(model):
+        raise InputError(f"{model.name}: the tables are read for dense models with full attention, keys and values")
+    layers, kv_dtype = model.layers, model.kv_format.name
     decode, decode_rows = decode_fit(tables.decode, model)
     prefill, prefill_rows = prefill_fit(tables.prefill, model, decode.values["ns_per_byte"])
     grid = GemmGrid(tables.gemm)
@@ -195,9 +203,9 @@ def build_profile(tables: Tables, model: Model) -> tuple[CostProfile, list[Evide
     profile = CostProfile(
         model=model.name,
         hardware=tables.hardware,
-        kv_dtype="bf16",
+        kv_dtype=kv_dtype,
         block_size=BLOCK_SIZE,
-        provenances=_provenances(tables),
+        provenances=_provenances(tables, kv_dtype),
         step_overhead_ns=stated(STEP_OVERHEAD_NS, provenance="host"),
         sequence_overhead_ns=stated(SEQUENCE_OVERHEAD_NS, provenance="host"),
         gemm_ns=Curve(
@@ -240,11 +248,12 @@ def _where(outside: list[str]) -> str:
     return f"beyond the grid: {', '.join(outside)}" if outside else "inside the grid"
 
 
-def _provenances(tables: Tables) -> dict[str, Provenance]:
+def _provenances(tables: Tables, kv_dtype: str) -> dict[str, Provenance]:
     """Say where the figures come from."""
     device = DEVICES[tables.device][1]
     digests = {f"{table}_perf.parquet": f"sha256 {digest}" for table, digest in tables.digests.items()}
-    source = "NVIDIA AIConfigurator, measured kernels, bf16 (github.com/ai-dynamo/aiconfigurator, Apache-2.0)"
+    types = "bf16" if kv_dtype == "bf16" else f"bf16 with a {kv_dtype} cache"
+    source = f"NVIDIA AIConfigurator, measured kernels, {types} (github.com/ai-dynamo/aiconfigurator, Apache-2.0)"
     host = (
         "one factor fitted to what the kernels leave of R-KV's four runs of vLLM with full retention (Qwen2.5-Math-7B "
         "on an H100; experiments/04_rkv_stress), on 1 ms a step and 6 us a sequence; other models and devices are "

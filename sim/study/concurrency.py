@@ -184,14 +184,14 @@ def _guess(config: SimConfig) -> int:
         return 1
     length = int(first.prompt_tokens[0] + first.output_tokens[0])
     kept = length if config.budget is None else config.budget * length
-    tokens = config.tokens_kept(get_model(config.model).kv_bytes_per_token)
+    tokens = config.tokens_kept(get_model(config.model, config.kv_dtype).kv_bytes_per_token)
     if tokens is not None:
         kept = min(kept, tokens)
     if config.reclaimer.partition(":")[0] == BASELINE:
         kept = length
     blocks = config.kv_blocks
     if blocks is None:
-        model, hardware = get_model(config.model), get_hardware(config.hardware)
+        model, hardware = get_model(config.model, config.kv_dtype), get_hardware(config.hardware)
         blocks = kv_blocks(model, hardware, config.block_size, config.gpu_memory_utilization)
     return max(1, int(blocks * config.block_size / max(kept, 1)))
 

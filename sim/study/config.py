@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -37,7 +37,7 @@ def _field(group: str, default: Any, description: str, **rules: Any) -> Any:
 BUDGETS = ("budget", "budget_tokens", "budget_memory")
 """Fields of which a run has only one."""
 
-_LATER = ("async_scheduling", "shared_blocks", "budget_memory")
+_LATER = ("async_scheduling", "shared_blocks", "budget_memory", "kv_dtype")
 """Fields that came after the first release: see :meth:`SimConfig.hash`."""
 
 
@@ -84,6 +84,13 @@ class SimConfig(BaseModel):
         ge=2,
     )
     block_size: int = _field(MACHINE, 16, "Token slots in a block (vLLM: 16 on NVIDIA devices).", ge=1)
+    kv_dtype: Literal["auto", "bf16", "fp8", "int4"] = _field(
+        MACHINE,
+        "auto",
+        "Number format of the KV cache: the model's own (bf16), or 2, 1 or half a byte an element. int4 adds 4 bytes "
+        "of scale and zero point for each token, layer and KV head, keys and values by themselves; fp8 has one scale a "
+        "layer. Answer quality is not modelled.",
+    )
 
     policy: str = _field(
         EVICTION,
@@ -427,7 +434,10 @@ def _one_line(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"unknown field {field!r}{did_you_mean(field.replace('-', '_'), SimConfig.model_fields)}"
     expected = first["msg"].replace("Input should be", "expected")
-    return f"{field}: {expected}, got {first['input']!r}"
+    hint = ""
+    if first["type"] == "literal_error" and isinstance(first["input"], str):
+        hint = did_you_mean(first["input"], get_args(SimConfig.model_fields[field].annotation))
+    return f"{field}: {expected}, got {first['input']!r}{hint}"
 
 
 def _identity(spec: str | None) -> str | None:
@@ -460,12 +470,12 @@ def _costs(config: SimConfig) -> tuple[str, str]:
     from sim.serving.profile_cost import find_profile
 
     try:
-        model, hardware = get_model(config.model), get_hardware(config.hardware)
+        model, hardware = get_model(config.model, config.kv_dtype), get_hardware(config.hardware)
         found = []
         for spec in (resolve_step_cost(config.step_cost, model=model, hardware=hardware), with_path(config.copy_cost)):
             name, parameters = parse_spec(spec)
             if name == "profile" and "path" in parameters:
-                parameters["path"] = str(find_profile(parameters["path"], model.name))
+                parameters["path"] = str(find_profile(parameters["path"], model.name, model.kv_dtype))
             found.append(name + ":" + ",".join(f"{key}={value}" for key, value in parameters.items()))
     except InputError:
         return config.step_cost, config.copy_cost  # the run will say so

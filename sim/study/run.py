@@ -32,9 +32,6 @@ __all__ = ["NOBODY_SERVED", "build_engine", "simulate"]
 NOBODY_SERVED = "no request can be served"
 """How the error begins that says so."""
 
-KV_DTYPES = {1: "fp8", 2: "bf16", 4: "fp32"}
-"""What an element of the KV cache is called in an event log, by its bytes."""
-
 
 def simulate(
     config: SimConfig,
@@ -72,6 +69,7 @@ def simulate(
     NoProgressError
         If something waits for what can never come.
     """
+    model = get_model(config.model, config.kv_dtype)
     with contextlib.ExitStack() as stack:
         dump = stack.enter_context(Dump.open(dump_steps, dump_tables)) if dump_steps or dump_tables else None
         engine = build_engine(config, source, logging=events is not None, observer=dump, progress=progress)
@@ -81,10 +79,13 @@ def simulate(
     if events is not None:
         log = outcome.events
         assert log is not None
-        model = get_model(config.model)
-        log.model, log.kv_dtype = model.name, KV_DTYPES[model.kv_dtype_bytes]
+        log.model, log.kv_dtype = model.name, model.kv_format.name
         log.save(events)
-    return _result(config, outcome, str(getattr(engine.step_cost, "about", engine.step_cost.name)))
+    memory = {
+        "kv_bytes_per_token": model.kv_bytes_per_token,
+        "pool_blocks": engine.scheduler.cache.pool.usable_blocks,
+    }
+    return _result(config, outcome, memory, str(getattr(engine.step_cost, "about", engine.step_cost.name)))
 
 
 def build_engine(
@@ -96,7 +97,7 @@ def build_engine(
     progress: Callable[[int, int | None, float], None] | None = None,
 ) -> Engine:
     """Put the parts together that the configuration names."""
-    model, hardware = get_model(config.model), get_hardware(config.hardware)
+    model, hardware = get_model(config.model, config.kv_dtype), get_hardware(config.hardware)
     policy = policies.build(config.policy, block_size=config.block_size)
     reclaimer = reclaimers.build(
         config.reclaimer,
@@ -159,12 +160,13 @@ def _open(config: SimConfig) -> Source:
     return source
 
 
-def _result(config: SimConfig, outcome: Outcome, step_cost: str) -> RunResult:
+def _result(config: SimConfig, outcome: Outcome, memory: dict[str, int], step_cost: str) -> RunResult:
     digest = config.hash()
+    told = {"step_cost_used": step_cost, "config_hash": digest, "seed": config.seed}
     return RunResult(
         config=config,
         config_hash=digest,
-        summary={**outcome.summary, "step_cost_used": step_cost, "config_hash": digest, "seed": config.seed},
+        summary={**outcome.summary, **memory, **told},
         requests=outcome.requests,
         steps=outcome.steps,
         liveness=outcome.liveness,

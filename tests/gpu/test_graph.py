@@ -22,6 +22,8 @@ from gpu_validate.program import StepWork
 from gpu_validate.replay import replay
 from gpu_validate.step import StepRunner
 from gpu_validate.verify import MismatchError
+from sim.errors import InputError
+from sim.serving.models import get_model
 from tests.support.replay import TINY, logged
 
 
@@ -166,6 +168,13 @@ def test_matrices_are_as_large_as_the_model_says():
     assert held <= Matrices.bytes_needed(TINY, 8, "fp32") <= held + 8 * 4 * (3 * 16 + 4 * 16 + 3 * 32)
     weights.all_layers(8)
     assert torch.isfinite(weights.layer(0, 8)).all()
+
+
+def test_matrices_of_experts_are_refused():
+    model = get_model("gpt-oss-20b")
+    for build in (Matrices, Matrices.bytes_needed):
+        with pytest.raises(InputError, match="gpt-oss-20b has experts: the matrices computed here are those of dense"):
+            build(model, 8)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

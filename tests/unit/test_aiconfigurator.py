@@ -18,7 +18,7 @@ from sim.serving.fit import attention_ns
 from sim.serving.gemm_grid import GemmGrid
 from sim.serving.models import MODELS, get_model
 from sim.serving.profile import FIGURES, SHIPPED, load_profile, shipped_names
-from sim.serving.published import build_profile, decode_fit, matrices, near_heads, prefill_fit
+from sim.serving.published import build_profile, decode_fit, matrices, near_heads, prefill_fit, speaks_of
 
 SHARED = Path(__file__).parents[3] / "shared" / "reference" / "aiconfigurator"
 needs_tables = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is absent: no real tables to fit to")
@@ -293,7 +293,13 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
 
 # ---- the real tables -------------------------------------------------------------------------------------------------
 
-MODELS_OF_OURS = [model for model in MODELS.values() if model.published_parameters is not None]
+MODELS_OF_OURS = [model for model in MODELS.values() if model.published_parameters is not None and speaks_of(model)]
+
+
+@pytest.mark.parametrize("name", ["minicpm3-4b", "deepseek-v2-lite", "gpt-oss-20b", "gemma-3-12b"])
+def test_models_that_the_tables_are_not_read_for(tables: Tables, name: str) -> None:
+    with pytest.raises(InputError, match=f"{name}: the tables are read for dense models with full attention"):
+        build_profile(tables, get_model(name))
 
 
 @pytest.fixture(scope="module")
@@ -303,10 +309,11 @@ def real() -> dict[str, Tables]:
 
 @needs_tables
 @pytest.mark.parametrize("device", ["h100_sxm", "h200_sxm"])
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
 @pytest.mark.parametrize("model", MODELS_OF_OURS, ids=lambda model: model.name)
-def test_errors_on_what_was_held_out(real: dict[str, Tables], device: str, model: Any) -> None:
+def test_errors_on_what_was_held_out(real: dict[str, Tables], device: str, kv_dtype: str, model: Any) -> None:
     """Decode: mean at most 8 %, median 6 %; matrices: mean at most 6 %, by shape and by number of tokens."""
-    _, evidence = build_profile(real[device], model)
+    _, evidence = build_profile(real[device], get_model(model.name, kv_dtype))
     by_kernel = {line.kernel: line for line in evidence}
     decode, prefill = by_kernel["decode attention"], by_kernel["prefill attention"]
     assert decode.error.mean <= 0.08, decode
@@ -318,17 +325,19 @@ def test_errors_on_what_was_held_out(real: dict[str, Tables], device: str, model
 
 
 @needs_tables
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
 @pytest.mark.parametrize("device", ["h100_sxm", "h200_sxm"])
 def test_those_that_come_along_are_what_the_command_makes(
-    device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    device: str, kv_dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``vtoken profile from-aiconfigurator --device h100_sxm --model all --out FOLDER``, up to the last digit."""
     words = ["profile", "from-aiconfigurator", "--device", device, "--path", str(SHARED), "--model", "all"]
-    assert main([*words, "--out", str(tmp_path)]) == 0
+    assert main([*words, "--kv-dtype", kv_dtype, "--out", str(tmp_path)]) == 0
     assert "smollm2-135m" in capsys.readouterr().out
-    folder = SHIPPED / device.replace("_", "-")
-    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in folder.iterdir()}
-    for path in folder.iterdir():
+    folder = SHIPPED / device.replace("_", "-") / ("" if kv_dtype == "bf16" else kv_dtype)
+    along_files = sorted(folder.glob("*.json"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in along_files]
+    for path in along_files:
         made, along = load_profile(tmp_path / path.name), load_profile(path)
         assert made.provenances == along.provenances
         for name in FIGURES:

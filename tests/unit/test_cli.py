@@ -71,6 +71,7 @@ def test_json_is_the_only_thing_on_standard_output(capsys: pytest.CaptureFixture
     assert not set(PROMISED) - summary.keys()
     assert all({"mean", "p50", "p90", "p95", "p99"} <= summary[name].keys() for name in ("ttft_s", "tpot_s", "e2e_s"))
     assert summary["finished"] == 12
+    assert (summary["kv_bytes_per_token"], summary["pool_blocks"]) == (131_072, 199)
     assert len(out.splitlines()) == 1
 
 

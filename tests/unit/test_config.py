@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.errors import InputError
+from sim.serving.models import get_model
 from sim.serving.profile import shipped
 from sim.study.config import BUDGETS, DEFAULT_BUDGET, SimConfig, overlay
 from sim.study.run import build_engine
@@ -170,6 +171,7 @@ def test_hash_changes_with_every_field() -> None:
         "gpu_memory_utilization": 0.5,
         "kv_blocks": 100,
         "block_size": 32,
+        "kv_dtype": "fp8",
         "policy": "random",
         "reclaimer": "none",
         "max_num_seqs": 8,
@@ -219,6 +221,21 @@ def test_hash_ignores_the_order_of_parameters() -> None:
 def test_hash_is_stable_across_releases() -> None:
     # Results in stores are found by it: changing it makes every store start anew.
     assert SimConfig(step_cost="roofline").hash() == "03bb1d928c74b49f"
+
+
+def test_a_choice_that_does_not_exist_gets_a_hint() -> None:
+    with pytest.raises(InputError, match=r"kv_dtype: expected 'auto', .* got 'fp9'; did you mean 'fp8'\?"):
+        SimConfig(kv_dtype="fp9")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"repack_when: .*got 'allways'; did you mean 'always'\?"):
+        SimConfig(repack_when="allways")  # type: ignore[arg-type]
+
+
+def test_a_budget_in_memory_counts_tokens_of_the_format() -> None:
+    for kv_dtype, tokens in (("auto", 1_024), ("fp8", 2_048), ("int4", 2**27 // 34_816)):
+        config = SimConfig(budget_memory="128MiB", kv_dtype=kv_dtype)  # type: ignore[arg-type]
+        model = get_model(config.model, config.kv_dtype)
+        assert config.tokens_kept(model.kv_bytes_per_token) == tokens
+        assert build_engine(config)._budget.tokens == tokens
 
 
 def test_hash_takes_costs_for_what_they_stand_for(tmp_path: Path) -> None:

@@ -102,6 +102,35 @@ def test_roofline_against_a_measured_run() -> None:
     assert 256 * 1024 / (total_ns / 1e9) == pytest.approx(13_902, rel=0.10)
 
 
+@pytest.mark.parametrize(("kv_dtype", "token_bytes"), [("bf16", 131_072), ("fp8", 65_536), ("int4", 34_816)])
+def test_roofline_reads_the_bytes_of_the_format(kv_dtype: str, token_bytes: int) -> None:
+    cost = build_step_cost("roofline", model=get_model("llama-3.1-8b", kv_dtype), hardware=H100)
+    (less, less_busy), (more, more_busy) = (cost.step_ns(64, 64, slots, slots) for slots in (100_000, 300_000))
+    assert more - less == pytest.approx(200_000 * token_bytes / (3350 * 0.94), abs=1)
+    assert more_busy - less_busy == pytest.approx(more - less, abs=1)
+
+
+def test_roofline_a_decode_on_a_latent_of_few_bytes_waits_for_the_arithmetic() -> None:
+    """40 heads on a latent of 288: 43,520 operations a slot and layer, 576 bytes of it in bf16, 148 in int4."""
+    reads, flops = {"bf16": 576, "int4": 148}, 2 * 40 * (288 + 256)
+    for kv_dtype, bound_by_flops in (("bf16", False), ("int4", True)):
+        model = get_model("minicpm3-4b", kv_dtype)
+        cost = build_step_cost("roofline", model=model, hardware=H100)
+        (less, less_busy), (more, more_busy) = (cost.step_ns(64, 64, slots, slots) for slots in (100_000, 300_000))
+        read_ns = 200_000 * 62 * reads[kv_dtype] / (3350 * 0.94)
+        assert more_busy - less_busy == pytest.approx(read_ns, abs=1)
+        expected = 200_000 * 62 * flops / (989_500 * 0.5) if bound_by_flops else read_ns
+        assert more - less == pytest.approx(expected, abs=1)
+
+
+def test_roofline_reads_the_experts_of_the_tokens() -> None:
+    model = get_model("deepseek-v2-lite")
+    cost = build_step_cost("roofline", model=model, hardware=H100)
+    for tokens in (1, 4, 64):
+        busy = cost.step_ns(tokens, tokens, 0, 0)[1] - tokens * model.kv_bytes_per_token / (3350 * 0.94)
+        assert busy == pytest.approx(model.step_weight_bytes(tokens) / (3350 * 0.77), abs=1)
+
+
 # ---- auto ------------------------------------------------------------------------------------------------------------
 
 

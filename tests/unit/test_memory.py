@@ -47,6 +47,21 @@ def test_devices_share_weights_and_heads_but_a_head_is_whole() -> None:
     assert kv_blocks(model, device(model.weight_bytes // 4 + 3 * 16), 4, 1.0, 0, tensor_parallel=4) == 3
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "minicpm3-4b"])
+def test_the_pool_grows_as_a_token_shrinks(name: str) -> None:
+    blocks = {kind: kv_blocks(get_model(name, kind), H100, 16) for kind in ("auto", "bf16", "fp8", "int4")}
+    assert blocks["auto"] == blocks["bf16"]
+    assert blocks["fp8"] in (2 * blocks["bf16"], 2 * blocks["bf16"] + 1)
+    sizes = {kind: 16 * get_model(name, kind).kv_bytes_per_token for kind in ("bf16", "int4")}
+    assert blocks["int4"] * sizes["int4"] == pytest.approx(blocks["bf16"] * sizes["bf16"], abs=sizes["bf16"])
+
+
+def test_a_latent_is_on_every_device() -> None:
+    model = get_model("minicpm3-4b")
+    one, four = (kv_blocks(model, H100, 16, tensor_parallel=devices) for devices in (1, 4))
+    assert 1 < four / one < 1.2  # room for weights that are elsewhere, none for a part of the latent
+
+
 @pytest.mark.parametrize(
     ("name", "utilisation", "tokens"),
     [("llama-3.1-8b", 0.35, 93_000), ("llama-3.1-8b", 0.50, 190_000), ("qwen2.5-14b", 0.50, 59_000)],

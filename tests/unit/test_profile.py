@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,44 @@ def test_bytes_are_of_the_type_that_was_measured(tmp_path: Path) -> None:
     assert [cost.bandwidth_ns(10) for cost in copies] == [20, 40, 10]
 
 
+def test_a_run_s_own_format_is_charged(tmp_path: Path) -> None:
+    """At the profile's figures for a byte, and it is said."""
+    path = write(tmp_path, content())
+    costs = [
+        build_step_cost(f"profile:{path}", model=get_model("llama-3.1-8b", kv), hardware=H100)
+        for kv in ("auto", "bf16", "fp8", "int4")
+    ]
+    times = [cost.step_ns(4, 4, 1596, 1596)[0] for cost in costs]
+    assert times[0] == times[1]
+    assert [times[0] - time for time in times[2:]] == [800, round(1600 * (1 - 34_816 / 131_072))]
+    told = [cost.about for cost in costs if isinstance(cost, ProfileStepCost)]
+    assert ["measured with KV in" in about for about in told] == [False, False, True, True]
+    assert "measured with KV in bf16, run with int4" in told[3]
+    copies = [
+        build_copy_cost(f"profile:{path}", model=get_model("llama-3.1-8b", kv), hardware=H100).bandwidth_ns(1000)
+        for kv in ("bf16", "fp8", "int4")
+    ]
+    # The scales of a token move with it.
+    assert copies == [2000, 1000, math.ceil(2000 * 34_816 / 131_072)]
+
+
+@pytest.mark.parametrize("hardware", ["h100", "h200"])
+def test_a_cache_in_fp8_has_profiles_of_its_own(hardware: str) -> None:
+    device = get_hardware(hardware)
+    models = [get_model("llama-3.1-8b", kv) for kv in ("auto", "bf16", "fp8", "int4")]
+    auto, bf16, fp8, int4 = (build_step_cost("auto", model=model, hardware=device) for model in models)
+    assert isinstance(auto, ProfileStepCost)
+    assert isinstance(bf16, ProfileStepCost)
+    assert isinstance(fp8, ProfileStepCost)
+    assert isinstance(int4, ProfileStepCost)
+    assert auto.profile == bf16.profile
+    assert (bf16.profile.kv_dtype, fp8.profile.kv_dtype, int4.profile.kv_dtype) == ("bf16", "fp8", "fp8")
+    # A byte takes longer than in bf16, a token less long: by less than a half.
+    read = [cost.step_ns(64, 64, 10**6, 10**6)[0] - cost.step_ns(64, 64, 10**5, 10**5)[0] for cost in (bf16, fp8, int4)]
+    assert 0.5 < read[1] / read[0] < 0.8
+    assert read[2] / read[1] == pytest.approx(34_816 / 65_536, rel=0.02)
+
+
 def test_every_figure_is_required() -> None:
     assert len(FIGURES) == 21
     assert set(FIGURES) <= set(content())
@@ -245,6 +284,7 @@ def test_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("hardware", ["h100-sxm", "h200-sxm"])
 def test_every_published_model_has_one(hardware: str) -> None:
     models = {model for device, model in shipped_names() if device == hardware}
+    assert models == {path.stem for path in (SHIPPED / hardware / "fp8").iterdir()}
     assert {"llama-3.1-8b", "qwen2.5-7b", "qwen2.5-math-7b", "opt-13b", "smollm2-135m"} <= models
     for model in models:
         profile = load_profile(SHIPPED / hardware / f"{model}.json")
