@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.figures import Figure, best_and_median
-from benchmarks.steps import BATCH, LIVE, Case
+from benchmarks.steps import BATCH, LIVE, LONG, LONG_LIVE, LONG_NAME, Case, by_live_token
 from sim.kv.policies import policies
 
 __all__ = ["measure"]
@@ -12,7 +12,8 @@ PART = "policies"
 BY = "h2o"
 MOST = 4.0
 """A policy that keeps a score a token may cost that much more than h2o."""
-LONG, LONG_LIVE = 32, 32_768
+LONG_MOST = 2.0
+"""A live token may cost that much more in long contexts than in the even batch. By capacity it would be 7 times."""
 EVERY = 128
 """Steps between the turns of those that have turns: the runs differ by a multiple of it."""
 
@@ -27,9 +28,9 @@ def _cases(name: str) -> tuple[Case, Case]:
             long=40 + 2 * EVERY,
         ),
         Case(
-            f"{name}, batch {LONG} x {LONG_LIVE:,}",
+            f"{name}, {LONG_NAME}",
             settings | {"budget_tokens": LONG_LIVE, "kv_blocks": 120_000},
-            prompts=(LONG_LIVE,) * LONG,
+            prompts=LONG,
             short=8,
             long=8 + EVERY,
         ),
@@ -60,4 +61,15 @@ def measure(*, quick: bool = False) -> list[Figure]:
                 ratios = [(a / u) / (b / v) for (a, u), (b, v) in zip(rows, taken[other.name], strict=True)]
                 best, median = best_and_median(ratios)
                 figures.append(Figure(PART, f"{case.name}, by {BY}", median, "ratio", best, most=MOST))
+        figures.append(_by_live_token(name, pair, taken))
     return figures
+
+
+def _by_live_token(name: str, pair: tuple[Case, Case], taken: dict[str, list[tuple[float, float]]]) -> Figure:
+    """Compare a live token of the long contexts with one of the even batch."""
+    even, long = (by_live_token(case, taken[case.name]) for case in pair)
+    best, median = best_and_median([a / b for a, b in zip(long, even, strict=True)])
+    policy = policies.build(name)
+    # One that acts at the end of the prompt alone does nothing in the steps counted here.
+    most = LONG_MOST if policy.columns and not policy.prompt_only else None
+    return Figure(PART, f"{name}, a live token of the second by one of the first", median, "ratio", best, most=most)

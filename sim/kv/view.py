@@ -184,6 +184,8 @@ class View:
         numbers, key = np.empty_like(self._numbers), np.empty_like(self.key)
         excess = np.empty(len(self), np.int64)
         count = _over_budget(self._numbers, self.key, numbers, key, excess)
+        if count == len(self):
+            return self, excess
         return self._with(numbers[:, :count], key[:count]), excess[:count]
 
     def subset(self, where: NDArray[np.bool_] | NDArray[np.int64]) -> View:

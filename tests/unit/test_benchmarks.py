@@ -3,15 +3,21 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from benchmarks import __main__ as command
 from benchmarks import peers, report
 from benchmarks.child import ROOT, FailedError, run
 from benchmarks.figures import Figure, best_and_median, missed
+from benchmarks.reclaimers import CASES
 from benchmarks.steps import count_events
+from sim.kv.reclaim import reclaimers
+from sim.kv.view import View
+from sim.registry import parse_spec
 from sim.study.config import SimConfig
 from sim.study.run import build_engine
 from sim.workload.trace import Trace
@@ -69,6 +75,32 @@ def test_events_are_counted_in_the_queue() -> None:
     engine = build_engine(SimConfig(policy="full", reclaimer="none", kv_blocks=100), trace)
     # One event starts the process and one ends it; each of the 10 steps is one.
     assert count_events(engine) == pytest.approx(12 / 10)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "scissorhands", "paged_eviction"])
+def test_few_long_requests_take_cells_for_their_tokens(policy: str) -> None:
+    """By the longest request a cell array of the batch would have 64 x 6,000; kernels go through what is there."""
+    prompts = np.array([6000] * 4 + [64] * 60)
+    trace = Trace(np.zeros(64, np.int64), prompts, np.full(64, 40))
+    config = SimConfig(policy=policy, reclaimer="vtoken", budget_tokens=6000, kv_blocks=4000)
+    engine = build_engine(config.replace(max_num_batched_tokens=1 << 15), trace)
+    cells, live = [], []
+    view = engine.cache.view
+
+    def seen(rows: NDArray[np.int64], *budget: Any) -> View:
+        if len(rows) == 64:
+            cells.append(engine.cache.arena.top)
+            live.append(int(engine.cache.store.s.rows["live"].sum()))
+        return view(rows, *budget)
+
+    setattr(engine.cache, "view", seen)  # noqa: B010 - an assignment to a method, which type checkers refuse
+    engine.run()
+    assert len(live) >= 39
+    assert max(np.array(cells) / np.array(live)) < 2
+
+
+def test_every_reclaimer_has_its_cost() -> None:
+    assert {parse_spec(name)[0] for name in CASES} == set(reclaimers.names()) - {"none"}
 
 
 def test_parts_keep_their_order() -> None:

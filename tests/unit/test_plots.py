@@ -15,10 +15,19 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from sim.errors import InputError
+from sim.kv.policies import policies
 from sim.study import plots
 from sim.study.config import SimConfig
 from sim.study.plots.pool import MOST_BLOCKS, _classes, _window
-from sim.study.plots.style import FORMATS, POLICY_COLOURS, RECLAIMER_LOOKS, policy_colour, reclaimer_line, save
+from sim.study.plots.style import (
+    FORMATS,
+    POLICY_LOOKS,
+    RECLAIMER_LOOKS,
+    policy_colour,
+    policy_marker,
+    reclaimer_line,
+    save,
+)
 from sim.study.result import RunResult
 from sim.study.spec import SweepSpec
 from sim.study.store import Store
@@ -174,11 +183,14 @@ def test_bars_show_the_table(sweep: Store) -> None:
 
 
 def test_looks_tell_policies_and_reclaimers_apart() -> None:
-    assert len(set(POLICY_COLOURS.values())) == len(POLICY_COLOURS)
+    assert set(policies.names()) <= set(POLICY_LOOKS)
+    for part in range(2):
+        assert len({look[part] for look in POLICY_LOOKS.values()}) == len(POLICY_LOOKS)
     for part in range(3):
         assert len({look[part] for look in RECLAIMER_LOOKS.values()}) == len(RECLAIMER_LOOKS)
     assert policy_colour("h2o:recent=0.2") == policy_colour("h2o")
     assert policy_colour("yours") == policy_colour("yours:x=1")
+    assert policy_marker("tova:x=1") == policy_marker("tova") != policy_marker("h2o")
     assert reclaimer_line("vtoken:theta_f=0.1") != reclaimer_line("vtoken")
     assert reclaimer_line("yours") == reclaimer_line("yours")
 

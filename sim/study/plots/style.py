@@ -1,4 +1,4 @@
-"""One look for all: a colour for each policy, a line and a hatch for each reclaimer; the same bytes each time."""
+"""One look for all: colour and marker for a policy, line and hatch for a reclaimer; the same bytes each time."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ __all__ = [
     "log_axis",
     "new_figure",
     "policy_colour",
+    "policy_marker",
     "reclaimer_hatch",
     "reclaimer_line",
     "reclaimer_marker",
@@ -38,18 +39,27 @@ R = TypeVar("R")
 
 FORMATS = ("png", "svg", "pdf")
 
-# Okabe and Ito's palette: told apart with any common colour vision.
-POLICY_COLOURS = {
-    "h2o": "#0072B2",
-    "random": "#E69F00",
-    "scissorhands": "#009E73",
-    "r_kv": "#882255",
-    "streaming_llm": "#CC79A7",
-    "full": "#595959",
-    "tova": "#56B4E9",
-    "snapkv": "#D55E00",
+# Okabe and Ito's palette and eight colours as far from it, for the common kinds of colour vision, as a search found. No
+# sixteen colours are safe: where many policies meet, use the marker too, or write the name beside it.
+POLICY_LOOKS = {
+    "h2o": ("#0072B2", "o"),
+    "random": ("#E69F00", "X"),
+    "scissorhands": ("#009E73", "s"),
+    "r_kv": ("#882255", "P"),
+    "streaming_llm": ("#CC79A7", ">"),
+    "full": ("#595959", "_"),
+    "tova": ("#56B4E9", "^"),
+    "snapkv": ("#D55E00", "D"),
+    "keyformer": ("#1A1AFF", "v"),
+    "knorm": ("#5C2E00", "<"),
+    "expected_attention": ("#8C66FF", "d"),
+    "keydiff": ("#00008F", "p"),
+    "paged_eviction": ("#66D98A", "h"),
+    "quest": ("#000000", "+"),
+    "pyramidkv": ("#8FCFE6", "*"),
+    "ada_kv": ("#0E0E4E", "8"),
 }
-OTHER_COLOURS = ("#999933", "#44AA99", "#661100", "#332288")
+OTHER_POLICIES = (("#DDCC77", "1"), ("#6699CC", "2"), ("#994455", "3"), ("#997700", "4"))
 
 # Line, hatch, marker.
 RECLAIMER_LOOKS = {
@@ -145,8 +155,17 @@ def base_name(spec: str) -> str:
 
 def policy_colour(policy: str) -> str:
     """Return the colour of a policy."""
+    return _policy_look(policy)[0]
+
+
+def policy_marker(policy: str) -> str:
+    """Return the marker of a policy, where a picture does not need markers for reclaimers."""
+    return _policy_look(policy)[1]
+
+
+def _policy_look(policy: str) -> tuple[str, str]:
     name = base_name(policy)
-    return POLICY_COLOURS.get(name) or OTHER_COLOURS[zlib.crc32(name.encode()) % len(OTHER_COLOURS)]
+    return POLICY_LOOKS.get(name) or OTHER_POLICIES[zlib.crc32(name.encode()) % len(OTHER_POLICIES)]
 
 
 def _look(reclaimer: str) -> tuple[Any, str, str]:
