@@ -18,8 +18,15 @@ EVERY = 128
 """Steps between the turns of those that have turns: the runs differ by a multiple of it."""
 
 
+BATCH_BUDGET = ", one budget"
+"""What is behind the name of a policy whose requests share their budget."""
+
+
 def _cases(name: str) -> tuple[Case, Case]:
-    settings = {"policy": name, "reclaimer": "vtoken" if policies.get(name).evicts else "none"}
+    policy = name.removesuffix(BATCH_BUDGET)
+    settings = {"policy": policy, "reclaimer": "vtoken" if policies.get(policy).evicts else "none"}
+    if policy != name:
+        settings["budget_scope"] = "batch"
     return (
         Case(
             f"{name}, batch {BATCH} x {LIVE:,}",
@@ -40,6 +47,7 @@ def _cases(name: str) -> tuple[Case, Case]:
 def measure(*, quick: bool = False) -> list[Figure]:
     """Measure all policies in turn, each as often as others."""
     names = [BY, *(name for name in policies.names() if name not in (BY, "full"))]
+    names += [name + BATCH_BUDGET for name in names if getattr(policies.build(name), "pools", False)]
     cases = {name: _cases(name) for name in names}
     for pair in cases.values():
         pair[0].engine(4).run()  # compile, or load what was compiled before
@@ -50,7 +58,7 @@ def measure(*, quick: bool = False) -> list[Figure]:
                 taken[case.name].append(case.step_s())
     figures = []
     for name, pair in cases.items():
-        bounded = name != BY and bool(policies.build(name).columns)
+        bounded = name != BY and bool(policies.build(name.removesuffix(BATCH_BUDGET)).columns)
         for case, other in zip(pair, cases[BY], strict=True):
             rows = taken[case.name]
             best, median = best_and_median([step / unit for step, unit in rows])

@@ -28,6 +28,7 @@ UNITS = {
     "budget": "share of the length",
     "budget_tokens": "tokens",
     "budget_memory": "size",
+    "budget_scope": "choice",
     "reclaimer": "specification",
     "max_num_seqs": "requests",
     "max_num_batched_tokens": "tokens",

@@ -29,13 +29,21 @@ ORDER = (
     "stall",
     "vtoken:repack_when=always",
     "sync",
+    "reuse+vtoken:when=pressure",
+    "reuse+vtoken:at_once=0",
     "reuse+vtoken",
     "token",
     "token:attention_factor=1",
     "ideal",
 )
 POLICIES = ("h2o", "scissorhands", "random")
-LOOKS = {"vtoken:layout=fill": "d", "vtoken:repack_when=always": "s", "token:attention_factor=1": "H"}
+LOOKS = {
+    "vtoken:layout=fill": "d",
+    "vtoken:repack_when=always": "s",
+    "reuse+vtoken:when=pressure": "8",
+    "reuse+vtoken:at_once=0": "v",
+    "token:attention_factor=1": "H",
+}
 
 
 def load(name: str) -> pd.DataFrame:

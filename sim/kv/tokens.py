@@ -36,6 +36,8 @@ _APPEND = int(Kind.APPEND)
 _EVICT = int(Kind.EVICT)
 _FREE = int(Kind.FREE)
 _REUSE = int(Kind.REUSE)
+_FEW = 6
+"""Victims of a row that are dropped one by one."""
 
 
 @njit
@@ -218,27 +220,31 @@ def _drop_last(values: np.ndarray) -> None:
 @njit
 def _close_gaps(
     position: np.ndarray, slot: np.ndarray, columns: np.ndarray, victims: np.ndarray, start: int, end: int
-) -> bool:
+) -> int:
     """Move the cells ``[start, end)`` of a row together over those in ``victims`` (ascending).
 
     Returns
     -------
-    bool
-        True if it was shorter to move the front up: the row starts one cell later now.
+    int
+        How many cells later the row starts now: for victims near its front it is shorter to move the front up.
     """
-    first = victims[0]
-    if len(victims) == 1 and first - start < end - 1 - first:
-        _drop_last(position[start : first + 1])
-        _drop_last(slot[start : first + 1])
-        for c in range(len(columns)):
-            _drop_last(columns[c, start : first + 1])
-        return True
-    if len(victims) == 1:
-        _drop_first(position[first:end])
-        _drop_first(slot[first:end])
-        for c in range(len(columns)):
-            _drop_first(columns[c, first:end])
-        return False
+    if len(victims) <= _FEW:
+        # One by one: shifting by one is vectorised, shifting by some is not.
+        ahead = 0
+        while ahead < len(victims) and victims[ahead] - start < end - 1 - victims[ahead]:
+            last = victims[ahead] + 1
+            _drop_last(position[start + ahead : last])
+            _drop_last(slot[start + ahead : last])
+            for c in range(len(columns)):
+                _drop_last(columns[c, start + ahead : last])
+            ahead += 1
+        for k in range(len(victims) - ahead):
+            first, last = victims[len(victims) - 1 - k], end - k
+            _drop_first(position[first:last])
+            _drop_first(slot[first:last])
+            for c in range(len(columns)):
+                _drop_first(columns[c, first:last])
+        return ahead
     for k in range(len(victims)):
         first = victims[k] + 1
         last = victims[k + 1] if k + 1 < len(victims) else end
@@ -248,7 +254,7 @@ def _close_gaps(
             slot[to + i] = slot[first + i]
             for c in range(len(columns)):
                 columns[c, to + i] = columns[c, first + i]
-    return False
+    return 0
 
 
 @njit
@@ -308,8 +314,7 @@ def evict_tokens(s: State, rows: np.ndarray, victims: np.ndarray, counts: np.nda
                 index = table_index(s, row, block)
                 if not record.busy_from <= index < record.busy_to and blocks[block].busy == 0:
                     header[H.FREED_BY_DEATH] += drop_block(s, row, index, Why.DEATH)
-        if _close_gaps(position, slot, columns, mine, record.start, record.start + record.live):
-            record.start += 1
+        record.start += _close_gaps(position, slot, columns, mine, record.start, record.start + record.live)
         record.live -= len(mine)
         record.evicted += len(mine)
         header[H.EVICTED] += len(mine)

@@ -22,6 +22,7 @@ from sim.errors import InputError, NoProgressError
 from sim.kv.cache import KVCache
 from sim.kv.events import Kind, KVEventLog
 from sim.kv.policies.base import EvictionPolicy
+from sim.kv.policies.batch_budget import BatchBudget
 from sim.kv.reclaim.base import Pressure, Reclaimer
 from sim.kv.state import H
 from sim.kv.view import View
@@ -55,10 +56,14 @@ class StepObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many tokens a request may keep: a share of its length, or a number (if not 0)."""
+    """How many tokens a request may keep: a share of its length, or a number (if not 0).
+
+    ``together``: all that decode may keep the sum of it, and their tokens compete for it.
+    """
 
     share: float = 1.0
     tokens: int = 0
+    together: bool = False
 
 
 @dataclass(slots=True)
@@ -148,6 +153,7 @@ class Engine:
         self._allots = type(policy).allot is not EvictionPolicy.allot
         self._chooses = type(policy).reads is not EvictionPolicy.reads
         self._budget = budget
+        self._batch_budget = self._one_budget(policy, reclaimer) if budget.together and policy.evicts else None
         self._reclaimer = reclaimer
         self._attention = attention
         self.step_cost = step_cost
@@ -184,6 +190,13 @@ class Engine:
         self._clock_s = 0.0
         self._late = scheduler.limits.async_scheduling
         self._batch_at_hand = Batch(scheduler.work)
+
+    def _one_budget(self, policy: EvictionPolicy, reclaimer: Reclaimer) -> BatchBudget:
+        if self.cache.units.count > 1:
+            raise InputError("budget_scope batch: layers or heads that decide alone cannot share a budget")
+        if type(reclaimer).choose is not Reclaimer.choose:
+            raise InputError(f"budget_scope batch: reclaimer {reclaimer.name!r} has a say in who dies; use another")
+        return BatchBudget(policy)
 
     @property
     def now_ns(self) -> int:
@@ -451,13 +464,21 @@ class Engine:
             if self._attention is not None:
                 self._attention.begin(view)
             policy.begin(view)
-            self._evict_excess(view)
-            cache.trim_cells(ended)
+            if self._batch_budget is None:
+                self._evict_excess(view)
+                cache.trim_cells(ended)
         if len(decoded) and not policy.prompt_only:
             view = cache.view(decoded, budget.share, budget.tokens, self._attention)
             if self._observes:
                 policy.observe(view)
-            self._evict_excess(view)
+            if self._batch_budget is None:
+                self._evict_excess(view)
+        if self._batch_budget is not None:
+            running = self.scheduler.running[: self.scheduler.num_running]
+            decoding = running[cache.store.s.rows["decode_from"][running] > 0]
+            view = cache.view(decoding, budget.share, budget.tokens, self._attention)
+            cache.evict_cells(decoding, *self._batch_budget.select(view))
+            cache.trim_cells(ended)
 
     def _evict_excess(self, view: View) -> None:
         if self._allots:

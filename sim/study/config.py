@@ -37,7 +37,7 @@ def _field(group: str, default: Any, description: str, **rules: Any) -> Any:
 BUDGETS = ("budget", "budget_tokens", "budget_memory")
 """Fields of which a run has only one."""
 
-_LATER = ("async_scheduling", "shared_blocks", "budget_memory", "kv_dtype")
+_LATER = ("async_scheduling", "shared_blocks", "budget_memory", "kv_dtype", "budget_scope")
 """Fields that came after the first release: see :meth:`SimConfig.hash`."""
 
 
@@ -111,6 +111,12 @@ class SimConfig(BaseModel):
         EVICTION,
         None,
         "KV memory that the tokens a request keeps may take, such as 512MiB or 2GB; by the model's bytes a token.",
+    )
+    budget_scope: Literal["request", "batch"] = _field(
+        EVICTION,
+        "request",
+        "Whose tokens compete for a budget: each request's for its own, or those of all requests that decode for the "
+        "sum of their budgets. With batch, who dies depends on who runs beside whom, so reclaimers see other deaths.",
     )
     reclaimer: str = _field(
         EVICTION,
@@ -231,6 +237,7 @@ class SimConfig(BaseModel):
         if _name(values.get("policy")) == "full":
             # Full retention has no budget: equal runs get equal configurations, and equal hashes.
             values |= dict.fromkeys(BUDGETS)
+            values.pop("budget_scope", None)
         elif not given:
             values["budget"] = DEFAULT_BUDGET
         elif given == ["budget_memory"]:

@@ -316,6 +316,23 @@ def _survives_preemption(spec: str) -> None:
             _require(alive[req] <= most, spec, f"request {req} ends with {alive[req]} live tokens of {written[req]}")
 
 
+def _can_share_a_budget(spec: str) -> None:
+    """Scores that compete across requests are not negative, and a request alone loses what it always does."""
+    policy = policies.build(spec)
+    if not getattr(policy, "pools", False):
+        return
+    assert isinstance(policy, ScorePolicy)
+
+    def judge(view: View, *_: NDArray[np.int64]) -> None:
+        score = policy.score(view)[view.start[0] : view.start[0] + view.n[0]]
+        _require(bool(np.all(score >= 0) and np.isfinite(score).all()), spec, "a score is negative or not finite")
+
+    serve(policy, _model(policy), 200, 40, share=0.3, judge=judge)
+    alone = {"reclaimer": "naive", "max_num_seqs": 1}
+    together = _deaths(_run(spec, budget_scope="batch", **alone)[1])
+    _require(together == _deaths(_run(spec, **alone)[1]), spec, "other deaths with a budget shared with nobody")
+
+
 def _stands_ties(spec: str) -> None:
     """Where all tokens look alike the budget holds just as well."""
     _keeps_to_its_budget(spec, "uniform")
@@ -330,5 +347,6 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "dies alike under every reclaimer": _dies_alike_under_every_reclaimer,
     "survives preemption": _survives_preemption,
     "stands ties": _stands_ties,
+    "can share a budget if it says so": _can_share_a_budget,
 }
 """Every check by what it says of a policy; each takes the policy's specification and raises ConformanceError."""

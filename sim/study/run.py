@@ -139,7 +139,7 @@ def build_engine(
         source=source,
         scheduler=Scheduler(cache, limits, source.hash_tokens),
         policy=policy,
-        budget=Budget(config.budget if config.budget is not None else 1.0, kept or 0),
+        budget=Budget(config.budget if config.budget is not None else 1.0, kept or 0, config.budget_scope == "batch"),
         reclaimer=reclaimer,
         attention=attention,
         step_cost=build_step_cost(config.step_cost, model=model, hardware=hardware),

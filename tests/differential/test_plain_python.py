@@ -14,7 +14,7 @@ from pathlib import Path
 from sim import SimConfig, simulate
 from sim.kv.events import KVEventLog
 
-policy, reclaimer = sys.argv[1:]
+policy, reclaimer, scope = sys.argv[1:]
 config = SimConfig(
     trace="poisson:rate=20,n=12,prompt=uniform:20:90,output=uniform:1:24", policy=policy, reclaimer=reclaimer,
     kv_blocks=40, headroom_blocks=3, budget=0.5, step_cost="linear:base_s=0.008,per_token_s=2e-5",
@@ -23,12 +23,30 @@ config = SimConfig(
 if "shared" in reclaimer:
     shared = "poisson:rate=200,n=12,prompt=uniform:5:30,output=uniform:4:24,shared_prefix=120,degree=2"
     config = config.replace(trace=shared, prefix_caching=True, kv_blocks=60, budget=0.3, headroom_blocks=10)
+if scope == "batch":
+    longer = "poisson:rate=20,n=12,prompt=uniform:200:400,output=uniform:9:24"
+    config = config.replace(trace=longer, budget_scope="batch", kv_blocks=400)
 with tempfile.TemporaryDirectory() as folder:
     result = simulate(config, events=Path(folder) / "events.parquet")
     log = KVEventLog.load(Path(folder) / "events.parquet")
 assert result.summary["tokens_evicted"] > 0
 print(len(log), hashlib.sha256(log.records.tobytes()).hexdigest())
 """
+
+
+def agree(policy: str, reclaimer: str, scope: str) -> None:
+    def run(**environment: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", RUN, policy, reclaimer, scope],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    compiled = run()
+    assert compiled == run(NUMBA_DISABLE_JIT="1")
+    assert int(compiled.split()[0]) > 300
 
 
 @pytest.mark.parametrize(
@@ -56,15 +74,9 @@ print(len(log), hashlib.sha256(log.records.tobytes()).hexdigest())
     ],
 )
 def test_compiled_and_interpreted_runs_agree(policy: str, reclaimer: str) -> None:
-    def run(**environment: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-c", RUN, policy, reclaimer],
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+    agree(policy, reclaimer, "request")
 
-    compiled = run()
-    assert compiled == run(NUMBA_DISABLE_JIT="1")
-    assert int(compiled.split()[0]) > 300
+
+@pytest.mark.parametrize("policy", ["h2o", "scissorhands:history=40"])
+def test_so_do_runs_with_a_budget_for_the_batch(policy: str) -> None:
+    agree(policy, "naive", "batch")

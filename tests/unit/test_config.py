@@ -193,11 +193,11 @@ def test_hash_changes_with_every_field() -> None:
         "score_reads": 0.25,
         "seed": 1,
     }
-    assert {*other, *BUDGETS} == set(SimConfig.model_fields)
+    assert {*other, *BUDGETS, "budget_scope"} == set(SimConfig.model_fields)
     hashes = {base.hash()} | {base.replace(**{name: value}).hash() for name, value in other.items()}
     hashes |= {SimConfig(budget=0.3).hash(), SimConfig(budget=0.4).hash(), SimConfig(budget_tokens=3).hash()}
-    hashes |= {SimConfig(budget_memory="1GiB").hash()}
-    assert len(hashes) == len(other) + 5
+    hashes |= {SimConfig(budget_memory="1GiB").hash(), SimConfig(budget_scope="batch").hash()}
+    assert len(hashes) == len(other) + 6
     assert all(len(each) == 16 and int(each, 16) >= 0 for each in hashes)
 
 

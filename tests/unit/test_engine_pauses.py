@@ -76,6 +76,54 @@ def test_a_request_that_keeps_blocks_holds_them_to_its_end():
     assert held(7) == [16, *[17] * 4, *[18] * 4, *[7] * 31]
 
 
+def fill(at_once: int, tokens: int = 6) -> Any:
+    options = THIN | {"reclaimer": f"reuse+vtoken:at_once={at_once}", "copy": "linear:per_token_s=0.001,base_s=0.0002"}
+    return engine(trace((0, 64, tokens)), **options).run()
+
+
+def test_what_a_prompt_leaves_behind_is_moved_before_the_next_step():
+    """16 of 64 tokens live on in more than their 4 blocks: the next step waits for the copy, finds 4, and takes one."""
+    outcome = fill(4096)
+    moved = outcome.summary["tokens_moved"]
+    assert 0 < moved < 16
+    assert outcome.steps["used_blocks"].tolist() == [16, *[5] * 5]
+    assert outcome.steps["dt_s"].tolist() == pytest.approx([0.001, 0.001 + 0.0002 + moved * 0.0005, *[0.001] * 4])
+    assert outcome.summary["copy_delay_s"] == outcome.summary["copy_time_s"]
+    assert (outcome.summary["repack_launches"], outcome.summary["tokens_copied"]) == (1, moved)
+
+
+def test_all_goes_beside_the_steps_if_nobody_is_to_wait():
+    """The blocks come back when the copy is complete, and nothing is copied twice."""
+    outcome, waited = fill(0, 30), fill(4096, 30)
+    assert outcome.steps["used_blocks"][1] > 5
+    assert outcome.steps["used_blocks"][-1] == waited.steps["used_blocks"][-1]
+    assert outcome.summary["tokens_copied"] == waited.summary["tokens_copied"]
+
+
+def test_what_is_too_much_to_wait_for_goes_beside_the_steps():
+    """Three tokens at once: what they free is free in the next step, and what is left takes a launch of its own."""
+    outcome, none = fill(3, 30), fill(0, 30)
+    assert 5 < outcome.steps["used_blocks"][1] < none.steps["used_blocks"][1]
+    assert outcome.steps["dt_s"][1] <= 0.001 + 0.0002 + 3 * 0.0005 + 0.001
+    assert outcome.summary["repack_launches"] > none.summary["repack_launches"]
+    assert outcome.steps["used_blocks"][-1] == none.steps["used_blocks"][-1]
+
+
+@pytest.mark.parametrize("more", ["when=pressure", "layout=ordered", "layout=scattered"])
+def test_order_and_pressure_are_left_to_the_copy_stream(more: str):
+    summaries = []
+    for at_once in (0, 4096):
+        options = THIN | {"reclaimer": f"reuse+vtoken:{more},at_once={at_once}", "copy": "linear:per_token_s=1e-5"}
+        summaries.append(engine(trace((0, 64, 30), (0, 64, 30)), headroom=3, blocks=44, **options).run().summary)
+        del summaries[-1]["wall_s"]
+    assert summaries[0] == summaries[1]
+
+
+def test_tokens_to_move_at_once_are_counted():
+    with pytest.raises(InputError, match=r"reuse\+vtoken: at_once: expected 0 or more tokens, got -1"):
+        fill(-1)
+
+
 # -- scoring -----------------------------------------------------------------------------------------------------------
 
 BASE = {

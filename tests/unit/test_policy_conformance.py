@@ -121,6 +121,13 @@ class LooksAtTheCell(Broken):
         return (np.arange(len(view.position)) % 7).astype(np.float32)
 
 
+class ScoresBelowNothing(Broken):
+    pools: ClassVar[bool] = True
+
+    def score(self, view: View) -> NDArray[np.float32]:
+        return -view.position.astype(np.float32)
+
+
 class LooksAtTheBatch(Broken):
     def score(self, view: View) -> NDArray[np.float32]:
         return (view.position * (1 if len(view) == 1 else -1)).astype(np.float32)
@@ -144,6 +151,7 @@ class DrawsInSequence(Broken):
         (LooksAtTheBatch, "decides for each request alone", "alone than in a batch"),
         (LooksAtTheBatch, "dies alike under every reclaimer", "under naive"),
         (DrawsInSequence, "survives preemption", "two equal runs differ"),
+        (ScoresBelowNothing, "can share a budget if it says so", "a score is negative"),
     ],
 )
 def test_a_broken_policy_does_not_pass(

@@ -16,7 +16,7 @@ from sim.jit import njit
 from sim.kv.view import View
 from sim.registry import Registry
 
-__all__ = ["NOBODY", "EvictionPolicy", "ScorePolicy", "lowest", "policies"]
+__all__ = ["NOBODY", "EvictionPolicy", "ScorePolicy", "lowest", "policies", "sortable"]
 
 
 NOBODY: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -111,6 +111,10 @@ class EvictionPolicy:
 class ScorePolicy(EvictionPolicy):
     """A policy that is a score: the tokens with the lowest die, the older first among equals."""
 
+    pools: ClassVar[bool] = False
+    """True if a token's share of the sum of its request's scores says what it is worth in any request, and after every
+    step: scores are not negative, and attention or like it. Then requests can have one budget together."""
+
     def score(self, view: View) -> NDArray[np.float32]:
         """Return float32[A], the worth of each cell's token; only cells of the view's requests are looked at."""
         raise NotImplementedError
@@ -164,7 +168,7 @@ def lowest(
             continue
         keys = np.empty(len(mine), np.int32)
         for i in range(len(mine)):
-            keys[i] = _order(mine[i])
+            keys[i] = sortable(mine[i])
         bound = np.partition(keys, excess[b] - 1)[excess[b] - 1]
         ties = excess[b]
         for i in range(len(keys)):
@@ -181,7 +185,7 @@ def lowest(
 
 
 @njit(inline="always")
-def _order(bits: np.int32) -> np.int32:
+def sortable(bits: np.int32) -> np.int32:
     """Map the bits of a float32 to an integer that sorts as the float does, so that minima are taken in integers.
 
     Minima of floats do not vectorise, because of NaN; those of integers do. Takes -0.0 for less than 0.0.
@@ -198,11 +202,11 @@ def _argmin(bits: np.ndarray) -> int:
         run = bits[first : first + step]
         least = np.int32(0x7FFFFFFF)
         for i in range(len(run)):
-            least = min(least, _order(run[i]))
+            least = min(least, sortable(run[i]))
         if least < low:
             low, where = least, first
     for i in range(where, min(where + step, len(bits))):
-        if _order(bits[i]) == low:
+        if sortable(bits[i]) == low:
             return i
     return 0
 

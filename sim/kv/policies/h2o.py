@@ -31,6 +31,7 @@ class H2O(ScorePolicy):
     """
 
     attends: ClassVar[bool] = True
+    pools: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("h2o_accumulated",)
 
     recent: float = 0.5

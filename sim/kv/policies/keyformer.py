@@ -46,6 +46,7 @@ class Keyformer(ScorePolicy):
     """
 
     attends: ClassVar[bool] = True
+    pools: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = (_SCORE,)
 
     recent: float = 0.3

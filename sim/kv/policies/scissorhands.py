@@ -58,6 +58,11 @@ class Scissorhands(ScorePolicy):
         return _columns(self.history)
 
     @property
+    def pools(self) -> bool:  # type: ignore[override]
+        """Votes compare across requests; batches of deaths would not be the least voted of all."""
+        return self.drop == 1
+
+    @property
     def granule(self) -> int:  # type: ignore[override]
         """The batch."""
         return self.drop

@@ -25,6 +25,7 @@ class TOVA(ScorePolicy):
     """
 
     attends: ClassVar[bool] = True
+    pools: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("tova_attention",)
 
     def begin(self, view: View) -> None:
