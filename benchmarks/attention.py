@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sim.kv.cache import KVCache
+from sim.kv.units import ONE_UNIT, Units
 from sim.serving.attention import build_attention
 
 BATCH = 128
@@ -17,9 +18,15 @@ LIVE = 1024
 
 def main() -> None:
     """Print the times."""
+    _print("", ONE_UNIT, BATCH)
+    _print("layers of 4 requests: ", Units(BATCH // 4, 1), 4)
+
+
+def _print(title: str, units: Units, requests: int) -> None:
     model = build_attention("synthetic")
-    cache = KVCache(20_000, 16, columns=model.columns)
-    rows = np.array([cache.open(i, 7919 * i + 13, LIVE, 64) for i in range(BATCH)])
+    cache = KVCache(20_000, 16, columns=model.columns, units=units)
+    first = [cache.open(i, 7919 * i + 13, LIVE, 64) for i in range(requests)]
+    rows = np.concatenate([cache.bundle(row) for row in first])
     for row in rows:
         cache.sync_new_tokens(row, LIVE)
         cache.store.s.rows[row]["decode_from"] = LIVE
@@ -35,10 +42,10 @@ def main() -> None:
 
     begin = best_us(model.begin)
     tokens = BATCH * LIVE
-    print(f"attend, {BATCH} x {LIVE:,}: {best_us(lambda view: view.attention()):.1f} us")
-    print(f"attend, nobody: {best_us(lambda view: view.attention(), rows[:0]):.1f} us")
-    print(f"begin: {begin * 1e3 / tokens:.1f} ns a token")
-    print(f"accumulated: {best_us(lambda view: view.accumulated()) * 1e3 / tokens:.1f} ns a token")
+    print(f"{title}attend, {BATCH} x {LIVE:,}: {best_us(lambda view: view.attention()):.1f} us")
+    print(f"{title}attend, nobody: {best_us(lambda view: view.attention(), rows[:0]):.1f} us")
+    print(f"{title}begin: {begin * 1e3 / tokens:.1f} ns a token")
+    print(f"{title}accumulated: {best_us(lambda view: view.accumulated()) * 1e3 / tokens:.1f} ns a token")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def _cases(name: str) -> tuple[Case, Case]:
 
 def measure(*, quick: bool = False) -> list[Figure]:
     """Measure all policies in turn, each as often as others."""
-    names = [BY, *(name for name in policies.names() if name not in (BY, "full"))]
+    names = [BY, *(name for name in policies.names() if name not in (BY, "full") and not policies.get(name).splits)]
     names += [name + BATCH_BUDGET for name in names if getattr(policies.build(name), "pools", False)]
     cases = {name: _cases(name) for name in names}
     for pair in cases.values():

@@ -130,7 +130,7 @@ def kept(policy: EvictionPolicy, reclaimer: Reclaimer, model: Recorded, key: int
 
 def cases() -> Iterator[tuple[str, EvictionPolicy, str]]:
     """Yield name, policy, reclaimer: all that evict, rules that were measured, whole blocks only, and pinned ones."""
-    names = [name for name in policies.names() if policies.get(name).evicts]
+    names = [name for name in policies.names() if policies.get(name).evicts and not policies.get(name).splits]
     for name in [*names, AS_MEASURED]:
         yield name, policies.build(name), "naive"
     yield "random, 4 sinks, half recent", RandomBetween(), "naive"

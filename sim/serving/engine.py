@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sim.errors import InputError, NoProgressError
 from sim.kv.cache import KVCache
 from sim.kv.events import Kind, KVEventLog
-from sim.kv.policies.base import EvictionPolicy
+from sim.kv.policies.base import EvictionPolicy, check_granularity
 from sim.kv.policies.batch_budget import BatchBudget
 from sim.kv.reclaim.base import Pressure, Reclaimer
 from sim.kv.state import H
@@ -134,7 +134,8 @@ class Engine:
     ) -> None:
         if policy.evicts and not reclaimer.evicts:
             raise InputError(f"reclaimer {reclaimer.name!r} keeps every token: use it with policy 'full'")
-        check_signals(policy, attention)
+        check_granularity(policy, scheduler.cache.units)
+        check_signals(policy, attention, scheduler.cache.units)
         self.scheduler = scheduler
         self.cache: KVCache = scheduler.cache
         self.cache.store.s.header[H.KEPT] = reclaimer.keep_blocks

@@ -12,6 +12,7 @@ In a test suite, one test a check::
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,15 +23,18 @@ from sim.kv.cache import KVCache
 from sim.kv.events import Kind, KVEventLog
 from sim.kv.policies import EvictionPolicy, ScorePolicy, policies
 from sim.kv.replay import Replay
+from sim.kv.units import ONE_UNIT, Units
 from sim.kv.view import View
 from sim.rng import request_key
 from sim.serving.attention import build_attention
+from sim.serving.engine import Engine
 from sim.study.config import SimConfig
 from sim.study.run import build_engine
 
-__all__ = ["CHECKS", "ConformanceError", "check_policy", "serve"]
+__all__ = ["CHECKS", "ConformanceError", "check_policy", "serve", "serve_units"]
 
 Deaths = list[tuple[int, int]]
+_SEVERAL = Units(4, 2)
 Judge = Callable[[View, NDArray[np.int64], NDArray[np.int64]], None]
 
 _BUDGETS = (
@@ -67,7 +71,24 @@ def check_policy(spec: str) -> None:
         check(spec)
 
 
-def serve(
+def serve(policy: EvictionPolicy, attention: Any, prompt: int, steps: int, **settings: Any) -> list[list[int]]:
+    """Return the positions alive after the prompt and after each decode step, as the engine would have them.
+
+    Parameters
+    ----------
+    policy, attention
+        The policy, and the attention model or None.
+    prompt, steps
+        Prompt tokens, decode steps.
+    settings
+        Any of: ``share`` and ``tokens``, the budget; ``key``, where the request's random draws come from; ``before``,
+        how many other requests lie before it in the token table; ``size``, slots of a block; ``judge``, called with
+        (view, victims, counts) before they die.
+    """
+    return [unit for (unit,) in serve_units(policy, attention, prompt, steps, **settings)]
+
+
+def serve_units(
     policy: EvictionPolicy,
     attention: Any,
     prompt: int,
@@ -78,39 +99,25 @@ def serve(
     key: int = 1,
     before: int = 0,
     size: int = 4,
+    units: Units = ONE_UNIT,
     judge: Judge | None = None,
-) -> list[list[int]]:
-    """Return the positions alive after the prompt and after each decode step, as the engine would have them.
+) -> list[list[list[int]]]:
+    """Return the positions alive after the prompt and after each decode step, for each unit, as the engine has them.
 
-    Parameters
-    ----------
-    policy, attention
-        The policy, and the attention model or None.
-    prompt, steps
-        Prompt tokens, decode steps.
-    share, tokens
-        The budget.
-    key
-        Where the request's random draws come from.
-    before
-        How many other requests lie before it in the token table.
-    size
-        Slots of a block.
-    judge
-        Called with (view, victims, counts) before they die.
+    Takes what :func:`serve` takes, and ``units``: what decides alone which tokens live.
     """
     columns = (*policy.columns, *(attention.columns if attention is not None else ()))
-    cache = KVCache(4000, size, columns=columns)
+    cache = KVCache(4000 * units.count, size, columns=columns, units=units)
     for k in range(before):
-        cache.sync_new_tokens(cache.open(9 + k, 9 + k, 37 + k, 1), 37 + k)
-    row = cache.open(0, key, prompt, steps + 1)
-    cache.sync_new_tokens(row, prompt)
-    record, rows = cache.store.s.rows[row : row + 1], np.array([row])
-    record["decode_from"] = prompt
+        _write(cache, cache.bundle(cache.open(9 + k, 9 + k, 37 + k, 1)), 37 + k)
+    bundle = cache.bundle(cache.open(0, key, prompt, steps + 1))
+    _write(cache, bundle, prompt)
+    rows = np.array(bundle)
+    cache.store.s.rows["decode_from"][rows] = prompt
     seen = []
     for step in range(steps + 1):
         if step:
-            cache.sync_new_tokens(row, 1)
+            _write(cache, bundle, 1)
         view = cache.view(rows, share, tokens, attention)
         if step == 0:
             if attention is not None:
@@ -118,17 +125,29 @@ def serve(
             policy.begin(view)
         elif not policy.prompt_only:
             policy.observe(view)
-        over, excess = view.over_budget()
-        if len(over) and not (step and policy.prompt_only):
-            victims, counts = policy.select(over, excess)
-            if judge is not None:
-                judge(over, victims, counts)
-            cache.evict_cells(rows, victims, counts)
+        if not (step and policy.prompt_only):
+            view.keep[:] = policy.allot(view)
+            over, excess = view.over_budget()
+            if len(over):
+                victims, counts = policy.select(over, excess)
+                if judge is not None:
+                    judge(over, victims, counts)
+                cache.evict_cells(over.row, victims, counts)
         if step == 0:
             cache.trim_cells(rows)
-        start, live = int(record["start"][0]), int(record["live"][0])
-        seen.append(cache.store.s.position[start : start + live].tolist())
+        records, position = cache.store.s.rows[rows], cache.store.s.position
+        seen.append([position[first : first + n].tolist() for first, n in records[["start", "live"]].tolist()])
     return seen
+
+
+def _write(cache: KVCache, rows: range, tokens: int) -> None:
+    for row in rows:
+        cache.sync_new_tokens(row, tokens)
+
+
+def _units(policy: EvictionPolicy) -> Units:
+    """Return the units under which a policy is judged: some of both kinds where it tells them apart."""
+    return _SEVERAL if policy.splits else ONE_UNIT
 
 
 def _require(holds: bool, spec: str, what: str) -> None:
@@ -148,24 +167,30 @@ def _is_a_value(spec: str) -> None:
     _require(policy == same and hash(policy) == hash(same), spec, "two of the same are not equal; freeze the dataclass")
 
 
-def _keeps_to_its_budget(spec: str, attention: str = "synthetic") -> None:
+def _keeps_to_its_budget(spec: str, attention: str = "synthetic", units: Units | None = None) -> None:
     """After its turn a request holds what its budget allows, and always its newest token; the dead stay dead."""
     policy = policies.build(spec)
     if not policy.evicts:
         return
+    units = units or _units(policy)
     steps = max(30, 5 * policy.every // 2)
     for prompt, share, tokens in _BUDGETS:
         where = f"{spec}, prompt {prompt}, budget {share or tokens}"
-        seen = serve(policy, _model(policy, attention), prompt, steps, share=share, tokens=tokens)
-        before: list[int] = []
+        model = _model(policy, attention)
+        seen = serve_units(policy, model, prompt, steps, share=share, tokens=tokens, units=units)
+        before: list[list[int]] = [[]] * units.count
         for step, now in enumerate(seen):
             length = prompt + step
-            grown = len(before) + 1 if step else prompt
+            grown = [len(unit) + 1 if step else prompt for unit in before]
             keep = tokens or max(1, int(np.ceil(share * length - 1e-9)))
-            most, least = _bounds(policy, step, grown, keep)
-            _require(least <= len(now) <= most, where, f"{len(now)} tokens live at length {length}, budget {keep}")
-            _require(now[-1] == length - 1, where, f"the newest token died at length {length}")
-            _require(step == 0 or set(now[:-1]) <= set(before), where, f"a dead token lives again at length {length}")
+            bounds = [_bounds(policy, step, n, keep) for n in grown]
+            held = [(len(unit), *bound) for unit, bound in zip(now, bounds, strict=True)]
+            # Among the units the budget may go where the policy likes.
+            for live, most, least in np.array(held).sum(axis=0, keepdims=True) if policy.splits else held:
+                _require(least <= live <= most, where, f"{live} tokens live at length {length}, budget {keep}")
+            for unit, old in zip(now, before, strict=True):
+                _require(unit[-1] == length - 1, where, f"the newest token died at length {length}")
+                _require(step == 0 or set(unit[:-1]) <= set(old), where, f"a dead token lives again at length {length}")
             before = now
 
 
@@ -195,7 +220,9 @@ def _spares_what_it_protects(spec: str) -> None:
 
     for prompt, share, tokens in _BUDGETS:
         steps = max(30, 5 * policy.every // 2)
-        serve(policy, _model(policy), prompt, steps, share=share, tokens=tokens, judge=judge)
+        serve_units(
+            policy, _model(policy), prompt, steps, share=share, tokens=tokens, units=_units(policy), judge=judge
+        )
 
 
 def _does_not_see_the_layout(spec: str) -> None:
@@ -206,9 +233,10 @@ def _does_not_see_the_layout(spec: str) -> None:
     steps = max(40, 5 * policy.every // 2)
     for attention in ("synthetic", "uniform"):
         model = _model(policy, attention)
-        want = serve(policy, model, 150, steps, share=0.4, key=77)
+        units = _units(policy)
+        want = serve_units(policy, model, 150, steps, share=0.4, key=77, units=units)
         for size, before in ((4, 0), (1, 0), (16, 3), (64, 1)):
-            got = serve(policy, model, 150, steps, share=0.4, key=77, size=size, before=before)
+            got = serve_units(policy, model, 150, steps, share=0.4, key=77, size=size, before=before, units=units)
             _require(got == want, spec, f"other deaths with blocks of {size} and {before} requests before, {attention}")
 
 
@@ -219,20 +247,26 @@ def _decides_for_each_request_alone(spec: str) -> None:
         return
     prompts = (60, 133, 17)
 
-    def victims(which: tuple[int, ...]) -> dict[int, list[int]]:
+    def victims(which: tuple[int, ...]) -> dict[int, list[list[int]]]:
         model = _model(policy)
-        cache = KVCache(500, 16, columns=(*policy.columns, *(model.columns if model else ())))
-        rows = np.array([cache.open(k, request_key(3, k), prompts[k], 10) for k in which])
-        for k, row in zip(which, rows.tolist(), strict=True):
-            cache.sync_new_tokens(row, prompts[k])
-            cache.store.s.rows[row]["decode_from"] = prompts[k]
-        view = cache.view(rows, 0.4, 0, model)
+        cache = KVCache(500, 16, columns=(*policy.columns, *(model.columns if model else ())), units=_units(policy))
+        bundles = [cache.bundle(cache.open(k, request_key(3, k), prompts[k], 10)) for k in which]
+        for k, bundle in zip(which, bundles, strict=True):
+            _write(cache, bundle, prompts[k])
+            cache.store.s.rows["decode_from"][bundle.start : bundle.stop] = prompts[k]
+        view = cache.view(np.concatenate(bundles), 0.4, 0, model)
         if model is not None:
             model.begin(view)
         policy.begin(view)
-        dead, counts = policy.select(view, np.maximum(1, view.n - view.keep))
+        view.keep[:] = policy.allot(view)
+        over, excess = view.over_budget()
+        dead, counts = policy.select(over, excess)
         split = np.split(cache.store.s.position[dead], np.cumsum(counts)[:-1])
-        return {k: part.tolist() for k, part in zip(which, split, strict=True)}
+        lost = dict(zip(over.row.tolist(), split, strict=True))
+        return {
+            k: [lost[row].tolist() if row in lost else [] for row in bundle]
+            for k, bundle in zip(which, bundles, strict=True)
+        }
 
     together = victims((0, 1, 2))
     for k in range(3):
@@ -247,8 +281,8 @@ def _output(spec: str) -> int:
     return max(60, 2 * policies.build(spec).every + 20)
 
 
-def _run(spec: str, **changes: Any) -> tuple[dict[str, Any], KVEventLog]:
-    """Run a small simulation and judge every event of it."""
+def _engine(spec: str, **changes: Any) -> Engine:
+    """Build a small simulation."""
     config = SimConfig(
         trace=f"poisson:rate=200,n=10,prompt=uniform:20:{_PROMPT},output=uniform:5:{_output(spec)}",
         policy=spec,
@@ -256,7 +290,12 @@ def _run(spec: str, **changes: Any) -> tuple[dict[str, Any], KVEventLog]:
         block_size=8,
         kv_blocks=2000,
     )
-    outcome = build_engine(config.replace(**changes), logging=True).run()
+    return build_engine(config.replace(**changes), logging=True)
+
+
+def _run(spec: str, **changes: Any) -> tuple[dict[str, Any], KVEventLog]:
+    """Run a small simulation and judge every event of it."""
+    outcome = _engine(spec, **changes).run()
     assert outcome.events is not None
     _require(not Replay.of(outcome.events).holders, spec, "blocks are held when everything is done")
     return outcome.summary, outcome.events
@@ -270,7 +309,7 @@ def _deaths(log: KVEventLog) -> Deaths:
 
 def _dies_alike_under_every_reclaimer(spec: str) -> None:
     """Who dies is the same whatever becomes of the slots, and whoever runs beside a request."""
-    if not policies.build(spec).evicts:
+    if not policies.build(spec).evicts or policies.build(spec).splits:
         return
     naive = _deaths(_run(spec, reclaimer="naive")[1])
     _require(bool(naive), spec, "nothing dies")
@@ -287,6 +326,8 @@ def _dies_alike_under_every_reclaimer(spec: str) -> None:
 def _survives_preemption(spec: str) -> None:
     """With a pool that is too small all requests end, twice alike, and a recomputed one has its budget again."""
     policy = policies.build(spec)
+    if policy.splits:
+        return
     longest = -(-(_PROMPT + _output(spec)) // 8) + 2
     settings: dict[str, Any] = {"reclaimer": "naive", "budget": 0.9}
     for share in (3.0, 2.0, 1.5, 1.0):
@@ -300,10 +341,13 @@ def _survives_preemption(spec: str) -> None:
     _require(bool(np.array_equal(log.records, again.records)), spec, "two equal runs differ")
     if not policy.evicts:
         return
-    prompt, alive, written = (dict.fromkeys(range(summary["requests"]), 0) for _ in range(3))
+    units = _engine(spec, **settings).cache.units.count
+    prompt, alive, written = (dict.fromkeys(range(summary["requests"] * units), 0) for _ in range(3))
+    ended: Counter[int] = Counter()  # among the units of a request the budget may go where the policy likes
     for kind, req, a, b in zip(*(log.records[name].tolist() for name in ("kind", "req", "a", "b")), strict=True):
         if kind == Kind.ADMIT:
             prompt[req], alive[req], written[req] = a + b, 0, 0
+            ended[req // units] = 0
         elif kind == Kind.APPEND:
             alive[req] += b
             written[req] += b
@@ -312,8 +356,9 @@ def _survives_preemption(spec: str) -> None:
         elif kind == Kind.FINISH and written[req] > prompt[req]:
             whole = prompt[req] if policy.prompt_only else written[req] - 1  # behind the last token nothing dies
             keep = max(int(np.ceil(0.9 * whole - 1e-9)), policy.granule) + written[req] - whole
-            most = keep + (2 * policy.every if policy.every > 1 else 0)
-            _require(alive[req] <= most, spec, f"request {req} ends with {alive[req]} live tokens of {written[req]}")
+            ended[req // units] += alive[req] - keep - (2 * policy.every if policy.every > 1 else 0)
+    for req, over in ended.items():
+        _require(over <= 0, spec, f"request {req} ends with {over} live tokens too many")
 
 
 def _can_share_a_budget(spec: str) -> None:
@@ -338,6 +383,16 @@ def _stands_ties(spec: str) -> None:
     _keeps_to_its_budget(spec, "uniform")
 
 
+def _keeps_to_its_budget_in_units(spec: str) -> None:
+    """Keep to the budget when layers and heads decide by themselves, and decide differently in each."""
+    policy = policies.build(spec)
+    _keeps_to_its_budget(spec, units=_SEVERAL)
+    if policy.evicts and _model(policy) is not None:
+        (units,) = serve_units(policy, _model(policy), 600, 0, share=0.4, units=_SEVERAL)
+        if any(len(unit) < 600 for unit in units):
+            _require(len(set(map(tuple, units))) == len(units), spec, "two units keep the same tokens")
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "is a value": _is_a_value,
     "keeps to its budget": _keeps_to_its_budget,
@@ -348,5 +403,6 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "survives preemption": _survives_preemption,
     "stands ties": _stands_ties,
     "can share a budget if it says so": _can_share_a_budget,
+    "keeps to its budget in units": _keeps_to_its_budget_in_units,
 }
 """Every check by what it says of a policy; each takes the policy's specification and raises ConformanceError."""

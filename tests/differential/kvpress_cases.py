@@ -1,21 +1,32 @@
 """What NVIDIA/kvpress keeps of drawn attention layers: run by an interpreter that has it, writes an npz.
 
-    python tests/differential/kvpress_cases.py OUT.npz FIRST_SEED CASES
+    python tests/differential/kvpress_cases.py OUT.npz FIRST_SEED CASES [units]
 
 A case is one layer with one head: random weights and hidden states, keys and queries with rotary embedding, attention
-with a causal mask. Each press compresses its cache; what is left is recognised by its keys. Nothing here imports the
-simulator.
+with a causal mask. Each press compresses its cache; what is left is recognised by its keys. With ``units`` a case is
+several layers with several KV heads, each of two query heads, for presses with budgets that differ. Nothing here
+imports the simulator.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
-from kvpress import ExpectedAttentionPress, KeyDiffPress, KnormPress, SnapKVPress, StreamingLLMPress, TOVAPress
+from kvpress import (
+    AdaKVPress,
+    ExpectedAttentionPress,
+    KeyDiffPress,
+    KnormPress,
+    PyramidKVPress,
+    SnapKVPress,
+    StreamingLLMPress,
+    TOVAPress,
+)
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -28,6 +39,7 @@ PRESSES = {
     "expected_attention": ExpectedAttentionPress,
 }
 WIDTH = 8
+LAYERS, KV_HEADS, GROUP, WINDOW = 5, 3, 2, 6
 
 
 def case(seed: int) -> dict[str, Any]:
@@ -67,6 +79,46 @@ def case(seed: int) -> dict[str, Any]:
     return {key: value.numpy() for key, value in out.items()}
 
 
+def unit_case(seed: int) -> dict[str, Any]:
+    """Draw a few layers, and compress them with presses that give layers or heads budgets of their own."""
+    torch.manual_seed(seed)
+    tokens = int(torch.randint(40, 90, ()))
+    kept = int(torch.randint(2 * WINDOW, tokens - WINDOW, ()))
+    ratio = 1 - kept / tokens
+    while int(tokens * (1 - ratio)) < kept:  # presses round down
+        ratio = math.nextafter(ratio, 0)
+    config = LlamaConfig(
+        hidden_size=WIDTH,
+        num_attention_heads=KV_HEADS * GROUP,
+        num_key_value_heads=KV_HEADS,
+        head_dim=WIDTH,
+        num_hidden_layers=LAYERS,
+        attn_implementation="sdpa",
+    )
+    out: dict[str, Any] = {"budget": torch.tensor(kept)}
+    alive = {name: torch.zeros(LAYERS, KV_HEADS, tokens, dtype=torch.bool) for name in ("pyramidkv", "ada_kv")}
+    seen = torch.zeros(LAYERS, KV_HEADS, WINDOW, tokens)
+    for index in range(LAYERS):
+        layer = LlamaAttention(config, layer_idx=index)
+        # Some heads look at few tokens and some at many; keys tell tokens apart.
+        sharpness = torch.rand(KV_HEADS * GROUP, 1, 1) * 4
+        logits = torch.randn(KV_HEADS * GROUP, tokens, tokens) * sharpness
+        attention = (logits + torch.full((tokens, tokens), -torch.inf).triu(1)).softmax(dim=-1)[None]
+        hidden, keys = torch.zeros(1, tokens, WIDTH), torch.randn(1, KV_HEADS, tokens, WIDTH)
+        arguments = (layer, hidden, keys, keys, attention, {})
+        seen[index] = attention[0].view(KV_HEADS, GROUP, tokens, tokens).mean(1)[:, -WINDOW:]
+        left, _ = PyramidKVPress(ratio, window_size=WINDOW).compress(*arguments)
+        for head in range(KV_HEADS):
+            alive["pyramidkv"][index, head, recognised(left[0, head], keys[0, head])] = True
+        AdaKVPress(SnapKVPress(ratio, window_size=WINDOW)).compress(*arguments)
+        alive["ada_kv"][index] = True
+        _, heads, dead = layer.masked_key_indices
+        alive["ada_kv"][index, heads, dead] = False
+    out["attention"] = seen
+    out |= {f"{name}_kept": which for name, which in alive.items()}
+    return {key: value.numpy() for key, value in out.items()}
+
+
 def recognised(some: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
     """Return which rows of ``of`` these are, in order."""
     equal = (some[:, None] == of[None]).all(dim=-1)
@@ -77,11 +129,11 @@ def recognised(some: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     """Write the cases."""
     path, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    draw = unit_case if sys.argv[4:] == ["units"] else case
     arrays: dict[str, Any] = {"kvpress": np.array(version("kvpress")), "cases": np.array(count)}
     for number in range(count):
-        for key, value in case(first + number).items():
-            small = value.astype(np.int16) if value.dtype.kind == "i" else value.astype(np.float32)
-            arrays[f"{number}_{key}"] = small
+        for key, value in draw(first + number).items():
+            arrays[f"{number}_{key}"] = value.astype({"i": np.int16, "f": np.float32, "b": np.bool_}[value.dtype.kind])
     np.savez_compressed(path, **arrays)
 
 

@@ -20,7 +20,7 @@ from tests.support.serving import MS, Recorder, engine, trace
 
 PAIRS = [("full", "none"), *[
     ("r_kv:buffer=10" if policy == "r_kv" else policy, reclaimer)
-    for policy in policies.names() if policies.get(policy).evicts
+    for policy in policies.names() if policies.get(policy).evicts and not policies.get(policy).splits
     for reclaimer in ("naive", "vtoken:repack_when=always", "vtoken", "sync", "sync:keep_blocks=12", "ideal")
 ]]  # fmt: skip
 

@@ -47,7 +47,9 @@ SHORT = {
     "paged_eviction": "paged_eviction:block_size=5",
 }
 """So that a policy which waits for some tokens before it evicts has its turn in a short run."""
-EVICTING = tuple(SHORT.get(name, name) for name in policies.names() if policies.get(name).evicts)
+EVICTING = tuple(
+    SHORT.get(name, name) for name in policies.names() if policies.get(name).evicts and not policies.get(name).splits
+)
 
 Run = tuple[Any, dict[str, Any]]
 

@@ -72,3 +72,25 @@ class Tensors:
         (start,), (n,) = view.start, view.n
         assert n == len(known)
         out[start : start + n] = known
+
+
+class HeadTensors:
+    """Answers for each unit of one prompt, whose tokens are all alive, from its own attention of the last queries.
+
+    Parameters
+    ----------
+    attention
+        float[units, queries, n]: the last queries of the prompt, in order.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, attention: Array) -> None:
+        self.attention = attention
+
+    def begin(self, view: View) -> None:
+        pass
+
+    def query(self, view: View, back: int, out: Array) -> None:
+        for start, n, unit in zip(view.start, view.n, view.unit, strict=True):
+            out[start : start + n] = self.attention[unit, self.attention.shape[1] - 1 - back]

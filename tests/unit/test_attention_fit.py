@@ -51,6 +51,22 @@ def test_synthetic_attention_breaks_blocks_as_measured(fit: ModuleType) -> None:
 
 
 @pytest.mark.differential
+@needs_captures
+@pytest.mark.usefixtures("fit")
+@pytest.mark.parametrize("granularity", ["layer", "kvhead"])
+def test_layers_and_heads_keep_what_they_were_measured_to(granularity: str) -> None:
+    """What docs/attention.md reports at the end of the prompt, with room for one request of each length."""
+    units = importlib.import_module("fit_units")
+    sizes = units.captures()
+    found = units.simulated(sizes.values(), [3000], units.SPECS, [granularity], (0.2, 0.4), decoding=())
+    assert len(found) == 10
+    off = (found - units.measured(sizes).loc[found.index]).abs()
+    assert off.to_numpy().mean() < 3
+    assert off.to_numpy().max() < 8, off
+    assert off.loc["random"].to_numpy().max() < 1, off
+
+
+@pytest.mark.differential
 @pytest.mark.parametrize(
     "name", ["readme_md", *(pytest.param(n, marks=needs_captures) for n in ("code_py", "changelog"))]
 )

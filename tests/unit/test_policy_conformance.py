@@ -40,6 +40,9 @@ def test_every_policy_conforms(name: str, check: str):
         "snapkv:window=1,pool=1",
         "keyformer:tau_init=2,tau_delta=0",
         "streaming_llm:sinks=0",
+        "pyramidkv:window=2,beta=3,inside=true",
+        "ada_kv:window=1,pool=1,floor=0",
+        "ada_kv:window=3,floor=1",
     ],
 )
 def test_so_does_one_with_other_parameters(spec: str):
@@ -133,6 +136,13 @@ class LooksAtTheBatch(Broken):
         return (view.position * (1 if len(view) == 1 else -1)).astype(np.float32)
 
 
+class SpendsTooMuch(Broken):
+    splits: ClassVar[str] = "layer"
+
+    def allot(self, view: View) -> NDArray[np.int64]:
+        return view.keep + (view.unit == 0) * 5
+
+
 class DrawsInSequence(Broken):
     draws: ClassVar[np.random.Generator] = np.random.default_rng(0)
 
@@ -144,7 +154,7 @@ class DrawsInSequence(Broken):
     ("broken", "check", "says"),
     [
         (TakesTooFew, "keeps to its budget", "tokens live at length"),
-        (TakesTooFew, "survives preemption", "ends with"),
+        (TakesTooFew, "survives preemption", "live tokens too many"),
         (TakesTheNewest, "keeps to its budget", "the newest token died"),
         (TakesWhatItProtects, "spares what it protects", "a protected token dies"),
         (LooksAtTheCell, "does not see the layout", "other deaths with blocks of"),
@@ -152,6 +162,7 @@ class DrawsInSequence(Broken):
         (LooksAtTheBatch, "dies alike under every reclaimer", "under naive"),
         (DrawsInSequence, "survives preemption", "two equal runs differ"),
         (ScoresBelowNothing, "can share a budget if it says so", "a score is negative"),
+        (SpendsTooMuch, "keeps to its budget in units", "tokens live at length"),
     ],
 )
 def test_a_broken_policy_does_not_pass(

@@ -12,11 +12,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.errors import InputError
 from sim.jit import njit
+from sim.kv.units import Units
 from sim.kv.view import View
 from sim.registry import Registry
 
-__all__ = ["NOBODY", "EvictionPolicy", "ScorePolicy", "lowest", "policies", "sortable"]
+__all__ = ["NOBODY", "EvictionPolicy", "ScorePolicy", "check_granularity", "lowest", "policies", "sortable"]
 
 
 NOBODY: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -45,6 +47,8 @@ class EvictionPolicy:
     """Decode steps from one eviction to the next; a request may hold more than its budget in between."""
     prompt_only: ClassVar[bool] = False
     """True if tokens die at the end of the prompt alone: what is generated stays."""
+    splits: ClassVar[str] = ""
+    """What has a budget of its own under the policy: each ``layer``, each ``head``, or nothing in particular."""
     granule: ClassVar[int] = 1
     """Tokens that may die together: a request can end up with fewer than its budget by one less than that, and is left
     with one granule whatever its budget."""
@@ -106,6 +110,21 @@ class EvictionPolicy:
             Slots whose keys and values are read.
         """
         return slots
+
+
+def check_granularity(policy: EvictionPolicy, units: Units) -> None:
+    """Refuse a policy whose budgets differ from layer to layer or head to head where these decide together.
+
+    Raises
+    ------
+    InputError
+        That says which granularity it needs.
+    """
+    if (policy.splits == "layer" and units.layers * units.heads == 1) or (policy.splits == "head" and units.heads == 1):
+        fits = "per_layer or per_head" if policy.splits == "layer" else "per_head and a model with several KV heads"
+        raise InputError(
+            f"policy {policy.name!r} gives each {policy.splits} a budget of its own: use granularity {fits}"
+        )
 
 
 class ScorePolicy(EvictionPolicy):
@@ -224,6 +243,8 @@ policies: Registry[EvictionPolicy] = Registry(
             "scissorhands",
             "tova",
             "snapkv",
+            "pyramidkv",
+            "ada_kv",
             "r_kv",
             "keydiff",
             "knorm",

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sim.errors import InputError
 from sim.kv.policies.base import EvictionPolicy
+from sim.kv.units import ONE_UNIT, Units
 from sim.kv.view import View
 from sim.registry import Registry
 
@@ -18,6 +19,8 @@ __all__ = ["AttentionModel", "attention_models", "build_attention", "check_signa
 @runtime_checkable
 class AttentionModel(Protocol):
     """Attention pooled over layers and heads: one probability for each live token of each request.
+
+    Where layers or heads decide by themselves (``view.units``), each has a row of its own, with attention of its own.
 
     Open loop: a model gives the attention that the full cache would have had, renormalised over the tokens that are
     still live. What was evicted does not change what is generated later. Models write only cells of the view's
@@ -32,7 +35,8 @@ class AttentionModel(Protocol):
     - ``expected(view, out)``: the attention that each prompt token can expect of the queries to come, from the
       statistics of the prompt's; ``out`` sums to 1 over a request. Asked for when :meth:`accumulated` is.
 
-    A model that has such a method without always being able to answer says in ``signals`` which it can.
+    A model that has such a method without always being able to answer says in ``signals`` which it can. One that does
+    not know every layer or head refuses in ``check_units(policy, units)`` what it cannot tell.
     """
 
     columns: ClassVar[tuple[str, ...]]
@@ -69,8 +73,8 @@ _SIGNALS = {
 }
 
 
-def check_signals(policy: EvictionPolicy, model: Any) -> None:
-    """Refuse a policy that needs what the model does not know.
+def check_signals(policy: EvictionPolicy, model: Any, units: Units = ONE_UNIT) -> None:
+    """Refuse a policy that needs what the model does not know, of these units.
 
     Raises
     ------
@@ -84,6 +88,9 @@ def check_signals(policy: EvictionPolicy, model: Any) -> None:
         name = getattr(model, "name", model)
         hint = getattr(model, "without_signals", "use 'synthetic'")
         raise InputError(f"policy {policy.name!r} needs {what}, which attention {name!r} does not have: {hint}")
+    check = getattr(model, "check_units", None)
+    if check is not None and units.layers * units.heads > 1:
+        check(policy, units)
 
 
 attention_models: Registry[AttentionModel] = Registry(

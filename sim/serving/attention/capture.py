@@ -19,6 +19,7 @@ _FLOOR = 1e-7
 """The smallest probability a capture can hold; code 0 stands for it and for less."""
 _CAPTURE = ("P", "G", "attn_u8", "prefill_score_global")
 _ROWS = ("prompt_attn_u8", "prompt_attn_fine", "attn_fine")
+_LAYERS = ("prefill_score_layer", "last32_score_layer")
 _STATISTICS = ("key_norm", "value_norm", "expected_attention", "keys_i8", "keys_step")
 _OF = "attn_crc32"
 _NONE = np.zeros(0, np.float32)
@@ -47,6 +48,8 @@ class Capture:
       statistics of the prompt's (arXiv 2510.00636), mean over layers and heads;
     - ``keys_i8`` int8[P+G, D], ``keys_step`` float[D]: vectors ``keys_i8 * keys_step`` whose products are the cosines
       of the tokens' keys, mean over layers and KV heads;
+    - ``prefill_score_layer``, ``last32_score_layer`` float[L, P]: column sums of the attention of each of L layers, of
+      all prompt queries and of the last 32, mean over heads;
     - ``attn_crc32``: ``zlib.crc32`` of ``attn_u8``; a second file must have it, so as not to be of another capture.
     """
 
@@ -66,6 +69,11 @@ class Capture:
     keys: NDArray[np.float32] = field(default_factory=lambda: _NONE.reshape(0, 0))
     """[P+G, D]; D is 0 where the file has none."""
 
+    layer_scores: NDArray[np.float32] = field(default_factory=lambda: _NONE.reshape(0, 0))
+    """[L, P]: column sums of each layer; L is 0 where the file has none. So is the next."""
+    layer_rows: NDArray[np.float32] = field(default_factory=lambda: _NONE.reshape(0, 0))
+    """[L, P]: column sums of the last 32 queries."""
+
     @classmethod
     def load(cls, path: Path, rows: Path | None = None) -> Capture:
         """Read a capture, and the optional arrays from the file ``rows``.
@@ -76,7 +84,7 @@ class Capture:
             If a file is missing, is not an npz, is damaged, or an array is missing or has the wrong shape, type or
             values, or ``rows`` is of another capture.
         """
-        arrays = _read(path, _CAPTURE, _ROWS + _STATISTICS)
+        arrays = _read(path, _CAPTURE, _ROWS + _STATISTICS + _LAYERS)
         _check(path, arrays)
         if rows is not None:
             more = _read(rows, (_OF,), _ROWS + _STATISTICS)
@@ -96,6 +104,7 @@ class Capture:
             prompt_attention,
             arrays["prefill_score_global"].astype(np.float32),
             **_statistics(rows or path, arrays, prompt, prompt + generated),
+            **_layers(path, arrays, prompt),
         )
 
 
@@ -153,6 +162,19 @@ def _statistics(path: Path, arrays: dict[str, NDArray[Any]], prompt: int, total:
         _expect(path, "keys_step", step, (codes.shape[1],), "f")
         found["keys"] = codes.astype(np.float32) * step.astype(np.float32)
     return found
+
+
+def _layers(path: Path, arrays: dict[str, NDArray[Any]], prompt: int) -> dict[str, NDArray[np.float32]]:
+    """Return what the file knows of single layers: both arrays or none."""
+    if not all(name in arrays for name in _LAYERS):
+        return {}
+    layers = len(arrays[_LAYERS[0]]) if arrays[_LAYERS[0]].ndim else 0
+    for name in _LAYERS:
+        _expect(path, name, arrays[name], (layers, prompt), "f")
+        if not (np.isfinite(arrays[name]).all() and (arrays[name] >= 0).all()):
+            raise InputError(f"{path}: {name} must be finite and not negative")
+    scores, rows = (arrays[name].astype(np.float32) for name in _LAYERS)
+    return {"layer_scores": scores, "layer_rows": rows}
 
 
 def _expect(

@@ -9,12 +9,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.bits import mix, row_sum, xor
 from sim.errors import InputError
 from sim.jit import njit
+from sim.kv.policies.base import EvictionPolicy
+from sim.kv.units import Units
 from sim.kv.view import View
 from sim.serving.attention.base import attention_models
 from sim.serving.attention.capture import Capture
+from sim.serving.attention.layers import LayerScores
+from sim.serving.attention.mapping import capture_of, in_capture, in_prompt, mirrored, scale_to
 
 __all__ = ["Recorded"]
 
@@ -50,6 +53,10 @@ class Recorded:
     no draw is made, and the same question always has the same answer. docs/attention.md says what the estimate costs
     with TOVA and Scissorhands; H2O needs none.
 
+    Of single layers a capture knows the column sums (``prefill_score_layer``) and what the prompt's last queries
+    attend to together (``last32_score_layer``): enough for policies that evict at the end of the prompt alone, if the
+    model has as many layers. Each of a layer's queries is then their mean: exact where 32 of them are added up.
+
     Parameters
     ----------
     path
@@ -73,6 +80,7 @@ class Recorded:
     rows: str = ""
     captures: tuple[Capture, ...] = field(init=False, repr=False, compare=False)
     _store: _Store = field(init=False, repr=False, compare=False)
+    _layers: LayerScores | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Read the captures."""
@@ -86,6 +94,7 @@ class Recorded:
         )
         object.__setattr__(self, "captures", captures)
         object.__setattr__(self, "_store", _Store.of(captures))
+        object.__setattr__(self, "_layers", LayerScores.of(captures))
 
     @property
     def signals(self) -> tuple[str, ...]:
@@ -95,7 +104,26 @@ class Recorded:
 
     def capture_of(self, key: int) -> Capture:
         """Return the capture that a request with this key replays."""
-        return self.captures[_choice(np.uint64(key), len(self.captures))]
+        return self.captures[capture_of(np.uint64(key), len(self.captures))]
+
+    def check_units(self, policy: EvictionPolicy, units: Units) -> None:
+        """Refuse what a capture does not know of single layers and heads.
+
+        Raises
+        ------
+        InputError
+            That says what is missing.
+        """
+        known = len(self._layers) if self._layers is not None else 0
+        if units.heads > 1:
+            what = "single heads"
+        elif known != units.layers:
+            what = f"{units.layers} layers: it has {known or 'no scores of single layers'}"
+        elif policy.needs or not policy.prompt_only:
+            what = f"what policy {policy.name!r} asks of single layers: it has their scores at the end of the prompt"
+        else:
+            return
+        raise InputError(f"attention 'recorded' ({self.path}) does not know {what}; use 'synthetic'")
 
     def begin(self, view: View) -> None:
         """Do nothing: there is no state."""
@@ -103,6 +131,9 @@ class Recorded:
     def accumulated(self, view: View, out: NDArray[np.float32]) -> None:
         """Write the recorded column sums of the prompt, scaled to sum to the request's length."""
         store = self._store
+        if self._layers is not None and view.units.layers > 1:
+            self._layers.accumulated(view, store.sizes, out)
+            return
         _accumulate(view.key, view.start, view.n, view.length, view.position, store.sizes, store.scores, out)
 
     def expected(self, view: View, out: NDArray[np.float32]) -> None:
@@ -131,6 +162,9 @@ class Recorded:
 
     def query(self, view: View, back: int, out: NDArray[np.float32]) -> None:
         """Write a prompt query's attention: recorded where the file has it, else estimated (see the class)."""
+        if self._layers is not None and view.units.layers > 1:
+            self._layers.query(view, back, self._store.sizes, out)
+            return
         longest = int(view.length.max(initial=1)) + int(self._store.sizes[:, :2].sum(axis=1).max())
         decay = _decay(longest)
         store = self._store
@@ -250,38 +284,6 @@ def _decay(longest: int) -> NDArray[np.float32]:
 
 
 @njit
-def _choice(key: np.uint64, captures: int) -> int:
-    """Return which capture a request replays."""
-    mixed = mix(xor(np.uint32(key), mix(np.uint32(key >> np.uint64(32)))))
-    return int(np.int64(mixed) % captures)
-
-
-@njit
-def _mirrored(step: int, low: int, high: int) -> int:
-    """Return ``step`` up to ``high``; beyond, the values between ``low`` and ``high``, back and forth."""
-    if step <= high or high == low:
-        return min(step, high)
-    phase = (step - high) % (2 * (high - low))
-    return high - phase if phase <= high - low else low + phase - (high - low)
-
-
-@njit
-def _in_prompt(position: int, prompt: int, recorded: int) -> int:
-    """Return which of the capture's prompt tokens stands for this one."""
-    if position == 0 or recorded == 1:
-        return 0
-    return 1 + (position - 1) * (recorded - 1) // max(prompt - 1, 1)
-
-
-@njit
-def _in_capture(position: int, prompt: int, recorded: int, steps: int) -> int:
-    """Return which of the capture's tokens stands for this one, for ever; what was generated goes back and forth."""
-    if position < prompt:
-        return _in_prompt(position, prompt, recorded)
-    return recorded + _mirrored(position - prompt, steps // 2, steps - 1)
-
-
-@njit
 def _of_tokens(
     key: NDArray[np.uint64],
     start: NDArray[np.int64],
@@ -293,9 +295,9 @@ def _of_tokens(
     out: NDArray[np.float32],
 ) -> None:
     for i in range(len(start)):
-        size = sizes[_choice(key[i], len(sizes))]
+        size = sizes[capture_of(key[i], len(sizes))]
         for cell in range(start[i], start[i] + n[i]):
-            out[cell] = known[size[6] + _in_capture(position[cell], prompt[i], size[0], size[1])]
+            out[cell] = known[size[6] + in_capture(position[cell], prompt[i], size[0], size[1])]
 
 
 @njit
@@ -311,15 +313,15 @@ def _similarity(
 ) -> None:
     width = keys.shape[1]
     for i in range(len(start)):
-        size = sizes[_choice(key[i], len(sizes))]
+        size = sizes[capture_of(key[i], len(sizes))]
         total = np.zeros(width, np.float32)
         for cell in range(start[i], start[i] + n[i]):
-            mine = keys[size[6] + _in_capture(position[cell], prompt[i], size[0], size[1])]
+            mine = keys[size[6] + in_capture(position[cell], prompt[i], size[0], size[1])]
             for d in range(width):
                 total[d] += mine[d]
         others = np.float32(max(n[i] - 1, 1))
         for cell in range(start[i], start[i] + n[i]):
-            mine = keys[size[6] + _in_capture(position[cell], prompt[i], size[0], size[1])]
+            mine = keys[size[6] + in_capture(position[cell], prompt[i], size[0], size[1])]
             cosine = np.float32(0)
             for d in range(width):
                 cosine += mine[d] * (total[d] - mine[d])
@@ -329,18 +331,7 @@ def _similarity(
 @njit
 def _to_one(start: NDArray[np.int64], n: NDArray[np.int64], out: NDArray[np.float32]) -> None:
     for i in range(len(start)):
-        _normalise(out[start[i] : start[i] + n[i]], np.float32(1))
-
-
-@njit
-def _normalise(row: NDArray[np.float32], total: np.float32) -> None:
-    """Scale ``row`` to sum to ``total``; spread it evenly where all that the query looked at is gone."""
-    found = row_sum(row)
-    if found > 0:
-        scale = total / found
-        row *= scale
-    else:
-        row[:] = total / np.float32(len(row))
+        scale_to(out[start[i] : start[i] + n[i]], np.float32(1))
 
 
 @njit
@@ -356,23 +347,23 @@ def _replay(
     out: NDArray[np.float32],
 ) -> None:
     for i in range(len(start)):
-        size = sizes[_choice(key[i], len(sizes))]
+        size = sizes[capture_of(key[i], len(sizes))]
         recorded, steps = size[0], size[1]
         step = max(length[i] - 1 - prompt[i], 0)
-        row = _mirrored(step, steps // 2, steps - 1)
+        row = mirrored(step, steps // 2, steps - 1)
         seen = attention[size[3] + row * (recorded + steps) : size[3] + (row + 1) * (recorded + steps)]
         where = position[start[i] : start[i] + n[i]]
         answer = out[start[i] : start[i] + n[i]]
         for j in range(len(where)):
             at = where[j]
             if at < prompt[i]:
-                source = _in_prompt(at, prompt[i], recorded)
+                source = in_prompt(at, prompt[i], recorded)
             elif row == step:
                 source = recorded + at - prompt[i]
             else:
                 source = recorded + (at - prompt[i]) * row // step
             answer[j] = seen[source]
-        _normalise(answer, np.float32(1))
+        scale_to(answer, np.float32(1))
 
 
 @njit
@@ -390,7 +381,7 @@ def _query(
     out: NDArray[np.float32],
 ) -> None:
     for i in range(len(start)):
-        size = sizes[_choice(key[i], len(sizes))]
+        size = sizes[capture_of(key[i], len(sizes))]
         recorded, steps = size[0], size[1]
         where = position[start[i] : start[i] + n[i]]
         answer = out[start[i] : start[i] + n[i]]
@@ -402,19 +393,19 @@ def _query(
         if back < size[2]:
             seen = attention[size[4] + back * recorded : size[4] + (back + 1) * recorded]
             for j in range(visible):
-                answer[j] = seen[_in_prompt(where[j], length[i], recorded)]
+                answer[j] = seen[in_prompt(where[j], length[i], recorded)]
         else:
-            row = _mirrored(back, 0, steps - 1)
+            row = mirrored(back, 0, steps - 1)
             seen = attention[size[3] + row * (recorded + steps) : size[3] + (row + 1) * (recorded + steps)]
             for j in range(visible):
-                source = _in_prompt(where[j], length[i], recorded)
+                source = in_prompt(where[j], length[i], recorded)
                 nearer = np.float32(1)
                 if source >= _SINKS:
                     nearer = decay[query - where[j]] / decay[recorded + row - source]
                 if back > 0:
                     nearer *= right[size[5] + source]
                 answer[j] = seen[source] * nearer
-        _normalise(answer[:visible], np.float32(1))
+        scale_to(answer[:visible], np.float32(1))
 
 
 @njit
@@ -429,9 +420,9 @@ def _accumulate(
     out: NDArray[np.float32],
 ) -> None:
     for i in range(len(start)):
-        size = sizes[_choice(key[i], len(sizes))]
+        size = sizes[capture_of(key[i], len(sizes))]
         where = position[start[i] : start[i] + n[i]]
         answer = out[start[i] : start[i] + n[i]]
         for j in range(len(where)):
-            answer[j] = scores[size[5] + _in_prompt(where[j], length[i], size[0])]
-        _normalise(answer, np.float32(length[i]))
+            answer[j] = scores[size[5] + in_prompt(where[j], length[i], size[0])]
+        scale_to(answer, np.float32(length[i]))
