@@ -30,6 +30,9 @@ UNITS = {
     "budget_memory": "size",
     "budget_scope": "choice",
     "reclaimer": "specification",
+    "granularity": "choice",
+    "block_tables": "choice",
+    "simulated_layers": "layers",
     "max_num_seqs": "requests",
     "max_num_batched_tokens": "tokens",
     "max_model_len": "tokens",
@@ -47,6 +50,7 @@ UNITS = {
     "step_cost": "specification",
     "copy_cost": "specification",
     "score_reads": "share of the KV read",
+    "table_us": "microseconds",
     "seed": "whole number",
 }
 

@@ -62,9 +62,20 @@ class Program:
         Give each step the tokens that are alive for its batch.
     audit_every
         Give every so many steps all tokens alive in the pool; 0 is never.
+
+    Raises
+    ------
+    InputError
+        If a request has several block tables in the log.
     """
 
     def __init__(self, log: Events, *, live: bool = False, audit_every: int = 0) -> None:
+        units = getattr(log, "units", 1)
+        if units > 1:
+            raise InputError(
+                f"the log is of a run with {units} block tables a request (layers, heads or groups of layers): a "
+                "replay on a device knows one"
+            )
         self.log = log
         self.tail: list[Action] = []
         """What happens behind the last step; known when the steps have been gone through."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child import ROOT
+from sim.serving.models import Model, get_model
 from sim.study.config import SimConfig
 from sim.study.result import RunResult
 from sim.study.run import simulate
@@ -44,6 +46,7 @@ def config_of(folder: Path) -> SimConfig:
         kv_blocks=case["blocks"],
         step_cost=f"linear:base_s={case['base_s']},per_token_s={case['per_token_s']}",
         long_prefill_token_threshold=case.get("long_prefill_token_threshold", 0),
+        table_us=0.0,
         **{name: case[name] for name in _SAME_NAME},
     )
 
@@ -51,7 +54,18 @@ def config_of(folder: Path) -> SimConfig:
 def simulate_case(folder: Path, out: Path) -> RunResult:
     """Run a case with our scheduler and write ``steps.csv`` and ``tables.csv`` into ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    return simulate(config_of(folder), dump_steps=out / "steps.csv", dump_tables=out / "tables.csv")
+    dumps = {"dump_steps": out / "steps.csv", "dump_tables": out / "tables.csv"}
+    return simulate(config_of(folder), model=model_of(folder), **dumps)
+
+
+def model_of(folder: Path) -> Model | None:
+    """Return a model with the groups of layers of a case; None if it names none."""
+    windows = json.loads((folder / "case.json").read_text()).get("windows")
+    if windows is None:
+        return None
+    bounded = [window for window in windows if window]
+    toy = get_model("toy")
+    return dataclasses.replace(toy, layers=len(windows), window=max(bounded), window_layers=len(bounded))
 
 
 def drive(python: Path, cases: Sequence[Path], out: Path | None = None) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["draw", "write_case"]
+__all__ = ["draw", "draw_hybrid", "write_case"]
 
 
 def draw(seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -35,6 +35,30 @@ def draw(seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         "base_s": rng.choice((0.008, 0.01, 0.0137)),
         "per_token_s": rng.choice((0.0, 2e-5, 1e-4, 3.3e-5)),
         "async_scheduling": rng.random() < 0.5,
+    }
+    return case, _trace(rng, case)
+
+
+def draw_hybrid(seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return case number ``seed`` of a model of which some groups of layers have a sliding window; no prefix caching.
+
+    ``windows`` has the window of each group, those with one first; 0 is full attention.
+    """
+    rng = random.Random(-1 - seed)
+    case, _ = draw(seed)
+    size, most = case["block_size"], case["max_model_len"]
+    window = rng.choice((1, 2, size, size + 1, 3 * size - 1, max(1, most // 4), most))
+    full = rng.choice((0, 1, 1, 1, 2))
+    # vLLM makes one group of layers that are all alike, and has one kind in several groups at most.
+    windows = [window] * (rng.randint(1, 5) if full == 1 else 1) + [0] * full
+    steps = 2 if case["async_scheduling"] else 1
+    whole = -(-(most - 1) // size)
+    bounded = -(-min(window - 1 + steps * case["max_num_batched_tokens"], most) // size) + 1
+    needed = sum(min(whole, bounded) if window else whole for window in windows)
+    case |= {
+        "windows": windows,
+        "prefix_caching": False,
+        "blocks": 1 + needed + rng.choice((0, 0, 1, needed // 3, needed, 4 * needed)),
     }
     return case, _trace(rng, case)
 

@@ -36,7 +36,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -82,9 +82,10 @@ class Batch:
 
 
 class Recorder:
-    """The lines of both files."""
+    """The lines of both files; where a request has several tables, blocks of each are parted by a semicolon."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: int = 1) -> None:
+        self.groups = groups
         self.steps = [STEPS]
         self.tables = [TABLES]
 
@@ -106,15 +107,16 @@ class Recorder:
         self.steps.append(line.format(finished))
 
     def _table(self, step: int, output: SchedulerOutput) -> None:
-        given: dict[str, tuple[int, Sequence[int]]] = {
-            new.req_id: (new.num_computed_tokens, new.block_ids[0]) for new in output.scheduled_new_reqs
+        given: dict[str, tuple[int, Sequence[Sequence[int]]]] = {
+            new.req_id: (new.num_computed_tokens, new.block_ids) for new in output.scheduled_new_reqs
         }
         known = output.scheduled_cached_reqs
         for req_id, computed, blocks in zip(known.req_ids, known.num_computed_tokens, known.new_block_ids, strict=True):
-            given[req_id] = (computed, blocks[0] if blocks else ())
+            given[req_id] = (computed, blocks or [()] * self.groups)
         for req_id, tokens in output.num_scheduled_tokens.items():
-            computed, blocks = given[req_id]
-            self.tables.append(f"{step},{req_id},{computed},{tokens},{' '.join(map(str, blocks))}")
+            computed, groups = given[req_id]
+            ids = ";".join(" ".join(map(str, blocks)) for blocks in groups)
+            self.tables.append(f"{step},{req_id},{computed},{tokens},{ids}")
 
 
 class Driver:
@@ -132,6 +134,7 @@ class Driver:
 
     def __init__(self, case: dict[str, Any], rows: list[dict[str, str]], recorder: Recorder | None = None) -> None:
         self.case = case
+        self.batches_most = 2 if case["async_scheduling"] else 1
         self.scheduler = build_scheduler(case)
         self.recorder = recorder
         self.arrivals: collections.deque[tuple[float, str, list[int], int]] = collections.deque()
@@ -149,7 +152,6 @@ class Driver:
                 (float(row["arrival_s"]), row["req_id"], prompt(row, ordinal), int(row["output_tokens"]))
             )
         self.batches: collections.deque[Batch] = collections.deque()
-        self.batches_most = 2 if case["async_scheduling"] else 1
         self.clock_s = 0.0
         self.step = self.finished = self.preempted = 0
 
@@ -220,7 +222,18 @@ class Driver:
         """Return whether a request is turned away: vLLM's input check, and its check of the pool's size at start-up."""
         prompt_tokens, most = int(row["prompt_tokens"]), self.case["max_model_len"]
         written = min(prompt_tokens + int(row["output_tokens"]), most) - 1
-        return prompt_tokens >= most or -(-written // self.case["block_size"]) > self.case["blocks"] - 1
+        return prompt_tokens >= most or self._blocks(written) > self.case["blocks"] - 1
+
+    def _blocks(self, tokens: int) -> int:
+        """Return the blocks that a request of so many tokens may hold, as the specifications of the groups say."""
+        in_flight = self.case["max_num_batched_tokens"] * self.batches_most
+        blocks = 0
+        for group in specs(self.case):
+            need = -(-tokens // self.case["block_size"])
+            if isinstance(group, SlidingWindowSpec):
+                need = min(need, group.max_admission_blocks_per_request(in_flight, self.case["max_model_len"]))
+            blocks += need
+        return blocks
 
 
 def prompt(row: dict[str, str], ordinal: int) -> list[int]:
@@ -235,7 +248,7 @@ def prompt(row: dict[str, str], ordinal: int) -> list[int]:
 
 
 def build_scheduler(case: dict[str, Any]) -> Scheduler:
-    """Return vLLM's scheduler with a pool of ``case["blocks"]`` blocks of one full-attention group."""
+    """Return vLLM's scheduler with a pool of ``case["blocks"]`` blocks."""
     config = VllmConfig(
         model_config=_model(case["max_model_len"]),
         cache_config=CacheConfig(block_size=case["block_size"], enable_prefix_caching=case["prefix_caching"]),
@@ -251,16 +264,28 @@ def build_scheduler(case: dict[str, Any]) -> Scheduler:
         ),
     )
     config.cache_config.num_gpu_blocks = case["blocks"]
-    spec = FullAttentionSpec(block_size=case["block_size"], num_kv_heads=1, head_size=1, dtype=torch.float32)
+    # On a CPU the configuration takes it back. The bound of a window's blocks goes by it.
+    config.scheduler_config.async_scheduling = case["async_scheduling"]
+    groups = [KVCacheGroupSpec([f"layer{number}"], spec) for number, spec in enumerate(specs(case))]
     kind = AsyncScheduler if case["async_scheduling"] else Scheduler
     return kind(
         vllm_config=config,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=case["blocks"], kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-        ),
+        kv_cache_config=KVCacheConfig(num_blocks=case["blocks"], kv_cache_tensors=[], kv_cache_groups=groups),
         structured_output_manager=StructuredOutputManager(config),
         block_size=case["block_size"],
     )
+
+
+def specs(case: dict[str, Any]) -> list[FullAttentionSpec | SlidingWindowSpec]:
+    """Return the KV cache specification of each group: full attention, or the windows that ``case["windows"]`` lists.
+
+    A window of 0 there is full attention.
+    """
+    shape = {"block_size": case["block_size"], "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    return [
+        SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
+        for window in case.get("windows", [0])
+    ]
 
 
 @functools.cache
@@ -280,7 +305,7 @@ def drive(folder: Path, out: Path | None) -> dict[str, Any]:
     case = json.loads((folder / "case.json").read_text())
     with (folder / "trace.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    recorder = Recorder() if out is not None else None
+    recorder = Recorder(len(specs(case))) if out is not None else None
     driver = Driver(case, rows, recorder)
     started = time.process_time()
     driver.run()

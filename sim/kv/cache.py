@@ -110,7 +110,7 @@ class KVCache:
         Names of the float32 columns to keep for each live token.
     tracked
         Whether single tokens matter. If nothing is ever evicted, slots follow from the block table and the token table
-        stays empty.
+        stays empty. Units with a window are not tracked: of them the oldest token dies, again and again.
     headroom_blocks
         Free blocks that only a repack may take.
     logging
@@ -153,6 +153,7 @@ class KVCache:
         self.tracked = tracked
         self.block_size = block_size
         self.units = units
+        self._windows = units.window_of
         self._free_rows = self._bundles(0, len(self.store.s.rows))
         self.most_slots = MAX_SLOTS
         self._plans = 0
@@ -190,19 +191,24 @@ class KVCache:
             self._free_rows = self._bundles(rows, 2 * rows)
         first = self._free_rows.pop()
         most = length + target - produced
-        self.store.grow_table(-(-most // self.block_size) + 1)
+        self._make_tables(most)
         for unit, row in enumerate(self.bundle(first)):
+            tracked = self.tracked and not self._windows[unit]
             record = self.store.s.rows[row]
-            record["key"] = unit_key(key, unit)
+            record["key"] = unit_key(key, self.units.decides(unit))
             record["ordinal"] = ordinal * self.units.count + unit
             record["target"] = target
             record["length"] = length
             record["produced"] = produced
             record["plan"] = -1
-            record["tracked"] = self.tracked
-            if self.tracked:
+            record["tracked"] = tracked
+            if tracked:
                 self.arena.open(row, min(most, length + 64))
         return first
+
+    def _make_tables(self, tokens: int) -> None:
+        """Make room in every block table for a request of so many tokens."""
+        self.store.grow_table(-(-tokens // self.block_size) + 1)
 
     def bundle(self, row: int) -> range:
         """Return the rows of the request whose first row is ``row``."""
@@ -227,7 +233,7 @@ class KVCache:
             release_row(s, unit)
             if len(s.holes):
                 forget_holes(s, unit)
-            if self.tracked:
+            if s.rows[unit]["tracked"]:
                 self.arena.close(unit)
             s.rows[unit] = _NO_ROW
         self._free_rows.append(row)
@@ -609,7 +615,7 @@ class KVCache:
         s = self.store.s
         count = int(s.header[H.EVENTS])
         events = s.events[:count].copy() if count else np.zeros(0, EVENT)
-        return KVEventLog(events, self.block_size, len(s.blocks))
+        return KVEventLog(events, self.block_size, len(s.blocks), units=self.units.count)
 
     def _worth(self, group: Group) -> bool:
         """Say whether the group still frees more blocks than it takes; behind the fence, before anything changes."""

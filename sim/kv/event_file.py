@@ -35,6 +35,8 @@ def write_events(log: KVEventLog, path: Path) -> None:
         "model": log.model,
         "kv_dtype": log.kv_dtype,
     }
+    if log.units > 1:
+        meta["units"] = log.units
     text = {name: str(value) for name, value in meta.items()}
     if path.suffix == ".npz":
         members: dict[str, Any] = columns | {META + name: np.array(value) for name, value in text.items()}
@@ -92,6 +94,7 @@ class EventFile:
         if "events" in meta and self._file.rows != self._number("events", 0):
             raise InputError(f"{path}: truncated: {self._file.rows:,} events, expected {self._number('events', 0):,}")
         self.model, self.kv_dtype = meta.get("model", ""), meta.get("kv_dtype", "")
+        self.units = self._number("units", 1) if "units" in meta else 1
 
     def __len__(self) -> int:
         return self._file.rows

@@ -104,16 +104,27 @@ class KVEventLog:
     model, kv_dtype
         Whose keys and values the pool held: the name of a preset and a type ("bf16"); empty if nobody said. A replay on
         a real pool needs them, the events do not.
+    units
+        Sequences that a request is in the log, side by side: each layer, head or group of layers that has block tables
+        of its own. A block then holds tokens of one of them.
     """
 
     def __init__(
-        self, records: np.ndarray, block_size: int, num_blocks: int, *, model: str = "", kv_dtype: str = ""
+        self,
+        records: np.ndarray,
+        block_size: int,
+        num_blocks: int,
+        *,
+        model: str = "",
+        kv_dtype: str = "",
+        units: int = 1,
     ) -> None:
         self.records = records
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.model = model
         self.kv_dtype = kv_dtype
+        self.units = units
 
     def __len__(self) -> int:
         return len(self.records)
@@ -142,4 +153,6 @@ class KVEventLog:
 
         file = EventFile(path)
         records = np.concatenate([np.zeros(0, EVENT), *file.chunks()])
-        return cls(records, file.block_size, file.num_blocks, model=file.model, kv_dtype=file.kv_dtype)
+        log = cls(records, file.block_size, file.num_blocks, model=file.model, kv_dtype=file.kv_dtype)
+        log.units = file.units
+        return log

@@ -21,7 +21,9 @@ from sim.kv.state import H, State
 __all__ = [
     "append_one",
     "append_tokens",
+    "close_gaps",
     "drop_block",
+    "drop_oldest",
     "evict_tokens",
     "lives_in",
     "next_private",
@@ -218,7 +220,7 @@ def _drop_last(values: np.ndarray) -> None:
 
 
 @njit
-def _close_gaps(
+def close_gaps(
     position: np.ndarray, slot: np.ndarray, columns: np.ndarray, victims: np.ndarray, start: int, end: int
 ) -> int:
     """Move the cells ``[start, end)`` of a row together over those in ``victims`` (ascending).
@@ -314,10 +316,42 @@ def evict_tokens(s: State, rows: np.ndarray, victims: np.ndarray, counts: np.nda
                 index = table_index(s, row, block)
                 if not record.busy_from <= index < record.busy_to and blocks[block].busy == 0:
                     header[H.FREED_BY_DEATH] += drop_block(s, row, index, Why.DEATH)
-        record.start += _close_gaps(position, slot, columns, mine, record.start, record.start + record.live)
+        record.start += close_gaps(position, slot, columns, mine, record.start, record.start + record.live)
         record.live -= len(mine)
         record.evicted += len(mine)
         header[H.EVICTED] += len(mine)
+
+
+@njit
+def drop_oldest(s: State, row: int, position: int) -> None:
+    """Kill the tokens before a logical position, of a row that is not tracked and loses its oldest only.
+
+    A block is let go of when every slot of it is dead, so that the tail stays whatever the position. (What a row may
+    lose at once depends on what was written at once: twice that many events have to be reserved.)
+    """
+    size = s.block_size
+    header, blocks, record = s.header, s.blocks, s.rows[row]
+    count = min(position, record.computed) - (record.computed - record.live)
+    if count <= 0:
+        return
+    header[H.LIVE] -= count
+    header[H.EVICTED] += count
+    record.evicted += count
+    at = record.written - record.live  # the table's first block has the row's only dead slots
+    record.live -= count
+    while count > 0:
+        block = s.table[row, 0]
+        run = min(count, size - at)
+        if header[H.LOGGING]:
+            first = record.computed - record.written + at
+            for i in range(run):
+                emit(s, _EVICT, record.ordinal, first + i, block * size + at + i)
+        blocks[block].live -= run
+        at += run
+        count -= run
+        if at == size:
+            header[H.FREED_BY_DEATH] += drop_block(s, row, 0, Why.DEATH)
+            at = 0
 
 
 @njit

@@ -100,14 +100,20 @@ class View:
 
     @property
     def unit(self) -> NDArray[np.int64]:
-        """int64[B], which unit of its request each row is."""
-        number: NDArray[np.int64] = self.row % self.units.count
+        """int64[B], which unit of its request each row is; groups of a hybrid model decide together and are all 0."""
+        number: NDArray[np.int64] = self._place if not self.units.windows else np.zeros_like(self.row)
         return number
+
+    @property
+    def _place(self) -> NDArray[np.int64]:
+        """int64[B], where each row stands in its bundle."""
+        place: NDArray[np.int64] = self.row % self.units.count
+        return place
 
     @property
     def request_key(self) -> NDArray[np.uint64]:
         """uint64[B], where draws come from that all units of a request have in common."""
-        keys: NDArray[np.uint64] = self.key if self._keys is None else self._keys[self.row - self.unit]
+        keys: NDArray[np.uint64] = self.key if self._keys is None else self._keys[self.row - self._place]
         return keys
 
     def set(self, column: str, values: NDArray[np.float32], sign: int = 1) -> None:

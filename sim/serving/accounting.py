@@ -6,9 +6,29 @@ import numpy as np
 
 from sim.jit import njit
 from sim.kv.state import YIELDS, H, State
-from sim.serving.scheduler import W
+from sim.serving.work import W
 
 __all__ = ["complete", "histogram"]
+
+
+@njit
+def _spread(rows: np.ndarray, first: int, units: int) -> None:
+    """Bring the other rows of a request to where its first one is."""
+    record = rows[first]
+    for row in range(first + 1, first + units):
+        other = rows[row]
+        other.flying = record.flying
+        other.ahead = record.ahead
+        other.sched = record.sched
+        other.length = record.length
+        other.produced = record.produced
+
+
+@njit
+def _widen(rows: np.ndarray, units: int) -> None:
+    """Put all rows of each request in the place of its first one: these stand at the front of ``rows``."""
+    for i in range(len(rows) - 1, -1, -1):
+        rows[i] = rows[i // units] + i % units
 
 
 @njit
@@ -26,6 +46,7 @@ def complete(
     work: np.ndarray,
     told: tuple[int, int, int, int],
     late: bool,
+    units: int | None,
 ) -> tuple[int, int, int, int]:
     """Apply the results of a step: note levels and holdings, append produced tokens, sort requests by what happened.
 
@@ -34,18 +55,23 @@ def complete(
     pool
         Blocks that can be handed out, and slots a block. (A kernel that takes the whole state pays 2 us for it.)
     lists
-        int64[3, max running]: rows that finished, that ended their prompt, that decoded.
+        int64[3, max running]: first rows of requests that finished; all rows of those that ended their prompt, and of
+        those that decoded.
     levels
         float64, a row of :data:`sim.serving.metrics.STEP_COLUMNS`, to be filled.
     told
         Number of the step, requests waiting, preemptions and nanoseconds of copies so far.
     late
         Whether the next step is scheduled already (asynchronous scheduling): tokens were counted as produced then.
+    units
+        Rows of a request; they are alike in everything but blocks and tokens. What belongs to a request as a whole is
+        kept in the first. None where each has one: the compiler then leaves out what is about the others.
 
     Returns
     -------
     tuple of int
-        How many run on (moved together in ``running``), finished, ended their prompt, decoded.
+        How many rows run on (moved together in ``running``), how many requests finished, and how many rows are in the
+        other two lists.
     """
     usable, size = pool
     used = usable - header[H.FREE]
@@ -54,6 +80,8 @@ def complete(
     levels[2] = (now_ns - dt_ns) / 1e9
     levels[3] = dt_ns / 1e9
     levels[4] = count
+    if units is not None:
+        levels[4] = count // units
     levels[5] = told[1]
     levels[6] = used
     levels[7] = header[H.FREE]
@@ -70,15 +98,22 @@ def complete(
     levels[18] = header[H.MOVED]
     levels[19] = told[3] / 1e9
     finished, ended, decoded = lists[0], lists[1], lists[2]
+    step = 1
+    if units is not None:
+        step = units
     on, done, prompts, decodes = 0, 0, 0, 0
-    for i in range(count):
+    for i in range(0, count, step):
         row = running[i]
         record = rows[row]
         if record.decode_from > 0:
-            held = record.blocks
+            held, dense = record.blocks, (record.live + size - 1) // size
+            if units is not None:
+                for unit in range(1, units):
+                    held += rows[row + unit].blocks
+                    dense += (rows[row + unit].live + size - 1) // size
             record.decode_ns += dt_ns
             record.block_ns += float(held) * dt_ns
-            record.over_ns += held / ((record.live + size - 1) // size) * dt_ns
+            record.over_ns += held / dense * dt_ns
             record.peak = max(record.peak, held)
         ahead = 0
         if late:
@@ -93,6 +128,8 @@ def complete(
             if yields:
                 record.length += 1
                 record.produced += 1
+        if units is not None:
+            _spread(rows, row, units)
         if yields:
             produced, length = record.produced - ahead, record.length - ahead
             if produced == 1:
@@ -110,6 +147,13 @@ def complete(
                 decodes += 1
         running[on] = row
         on += 1
+    if units is not None:
+        for unit in range(units):
+            for i in range(prompts):
+                rows[ended[i] + unit].decode_from = rows[ended[i]].decode_from
+        for rows_of in (running[: on * units], ended[: prompts * units], decoded[: decodes * units]):
+            _widen(rows_of, units)
+        on, prompts, decodes = on * units, prompts * units, decodes * units
     return on, done, prompts, decodes
 
 

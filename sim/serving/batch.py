@@ -29,5 +29,7 @@ class Batch:
     """How long the step takes by itself."""
     memory_ns: int = 0
     """Part of it during which memory bandwidth is busy."""
+    tables_ns: int = 0
+    """Part of it for block tables beyond one a request."""
     owed: list[RequestState] = field(default_factory=list)
     """Requests that were preempted since: they hold no memory, but the token that this step computes is theirs."""

@@ -47,6 +47,7 @@ class CopyStream:
         self._scheduler = scheduler
         self._cache = scheduler.cache
         self._cost = cost
+        self._token_share = self._cache.units.token_share
         self._launch: _Launch | None = None
         self._ended: simpy.Event | None = None
         self._before: tuple[float, NDArray[np.int32], NDArray[np.int32]] | None = None
@@ -86,7 +87,7 @@ class CopyStream:
                 owners[plan.destinations] = -1  # set aside just now: still free in the picture of before
             self._before = (self._now_ns / 1e9, self._cache.pool.live_counts(), owners)
         tokens = sum(plan.tokens for plan in plans)
-        work = Beside(self._cost, tokens)
+        work = Beside(self._cost, self._whole(tokens))
         start = self._now_ns + after_ns
         self._launch = _Launch(plans, work, start, start + work.wall_ns)
         self._scheduler.plans = plans
@@ -99,13 +100,18 @@ class CopyStream:
         """Return how long all wait while ``tokens`` tokens of ``requests`` requests are copied, and count that."""
         if not requests:
             return 0
-        wall_ns = self._cost.alone_ns(tokens)
+        wall_ns = self._cost.alone_ns(self._whole(tokens))
         self.stops += 1
         self.committed += requests
         self.tokens_copied += tokens
         self.busy_ns += wall_ns
         self.delay_ns += wall_ns
         return wall_ns
+
+    def _whole(self, tokens: int) -> int:
+        """Return how many tokens of the whole model are as many bytes as so many of a unit."""
+        part, whole = self._token_share
+        return tokens if part == whole else -(-tokens * part // whole)
 
     def ended(self) -> simpy.Event:
         """Return an event that happens when the launch in flight is complete."""
@@ -167,6 +173,7 @@ class CopyStream:
         """Return int32[N]: the request that holds each block, -1 where nobody does."""
         s = self._cache.store.s
         owners = np.full(len(s.blocks), -1, np.int32)
-        for row, state in self._scheduler.states.items():
-            owners[s.table[row, : s.rows[row]["blocks"]]] = state.ordinal
+        for first, state in self._scheduler.states.items():
+            for row in self._cache.bundle(first):
+                owners[s.table[row, : s.rows[row]["blocks"]]] = state.ordinal
         return owners

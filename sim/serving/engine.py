@@ -29,14 +29,16 @@ from sim.kv.view import View
 from sim.serving.accounting import complete, histogram
 from sim.serving.arrivals import Arrivals
 from sim.serving.attention.base import check_signals
+from sim.serving.ballots import Ballots
 from sim.serving.batch import Batch
 from sim.serving.copies import CopyStream
 from sim.serving.copy import CopyCost
 from sim.serving.cost import StepCost
 from sim.serving.metrics import LivenessSamples, RequestLog, StepLog, liveness_classes
 from sim.serving.request import RequestState
-from sim.serving.scheduler import Scheduler, W
-from sim.serving.summary import request_row, summarise
+from sim.serving.scheduler import Scheduler
+from sim.serving.summary import request_row, summarise, whole_number
+from sim.serving.work import W
 from sim.workload.source import Source
 
 __all__ = ["Budget", "Engine", "Outcome", "StepObserver"]
@@ -108,6 +110,10 @@ class Engine:
         What steps and copies cost.
     score_reads
         What it costs a policy to see attention: share of the KV that each step reads again.
+    ballots
+        What units have dropped, where they decide alone and share the cache's block tables.
+    table_us
+        Time of a step for each block table of a request that it schedules, beyond the first, in microseconds.
     seed
         Seed of everything random that is not the trace.
     observer
@@ -128,14 +134,17 @@ class Engine:
         step_cost: StepCost,
         copy_cost: CopyCost,
         score_reads: float = 0.0,
+        ballots: Ballots | None = None,
+        table_us: float = 0.0,
         seed: int = 0,
         observer: StepObserver | None = None,
         progress: Progress | None = None,
     ) -> None:
         if policy.evicts and not reclaimer.evicts:
             raise InputError(f"reclaimer {reclaimer.name!r} keeps every token: use it with policy 'full'")
-        check_granularity(policy, scheduler.cache.units)
-        check_signals(policy, attention, scheduler.cache.units)
+        units = (scheduler.cache if ballots is None else ballots).units
+        check_granularity(policy, units)
+        check_signals(policy, attention, units)
         self.scheduler = scheduler
         self.cache: KVCache = scheduler.cache
         self.cache.store.s.header[H.KEPT] = reclaimer.keep_blocks
@@ -154,7 +163,6 @@ class Engine:
         self._allots = type(policy).allot is not EvictionPolicy.allot
         self._chooses = type(policy).reads is not EvictionPolicy.reads
         self._budget = budget
-        self._batch_budget = self._one_budget(policy, reclaimer) if budget.together and policy.evicts else None
         self._reclaimer = reclaimer
         self._attention = attention
         self.step_cost = step_cost
@@ -164,17 +172,33 @@ class Engine:
         self._choose = (
             policy.select
             if type(reclaimer).choose is Reclaimer.choose
-            else functools.partial(reclaimer.choose, self.cache, policy)
+            else functools.partial(reclaimer.choose, self.cache if ballots is None else ballots, policy)
         )
-        self._copy_token_ns = copy_cost.bandwidth_ns(1 << 20) / (1 << 20)
+        units = self.cache.units
+        self._units = units.count
+        self._weight = int(units.weight_of.sum())
+        # Tokens die by their windows in groups that have one; policy and reclaimer have to do with the others alone.
+        self._deciding = units.window_of == 0
+        self._windows = not self._deciding.all()
+        if policy.evicts and not self._deciding.any():
+            raise InputError(f"policy {policy.name!r} evicts, but every layer has a window and keeps that: use 'full'")
+        # Where the policy looks: who decides has a token table of its own.
+        self._ballots = scheduler.ballots = ballots
+        self._tokens: KVCache = self.cache if ballots is None else ballots
+        self._batch_budget = self._one_budget(policy, reclaimer) if budget.together and policy.evicts else None
+        self._deciders = int(self._deciding.sum()) if ballots is None else ballots.units.count
+        self._table_ns = table_us * 1e3 * (units.tables - 1)
+        self._listed = 0
+        part, whole = units.token_share
+        self._copy_token_ns = copy_cost.bandwidth_ns(1 << 20) / (1 << 20) * part / whole
         self._short_ns = math.inf
         self._pause_ns = 0
         self._observer = observer
         self._progress = progress
         self._arrivals = Arrivals(source, seed)
-        self._requests = RequestLog()
-        self._steps = StepLog()
-        self._liveness = LivenessSamples()
+        self._requests = RequestLog(self._units)
+        self._steps = StepLog(units=self._units)
+        self._liveness = LivenessSamples(units=self._units)
         self._preempted_total = 0
         self._finished = 0
         self._waiting_at_last_arrival = 0
@@ -193,8 +217,11 @@ class Engine:
         self._batch_at_hand = Batch(scheduler.work)
 
     def _one_budget(self, policy: EvictionPolicy, reclaimer: Reclaimer) -> BatchBudget:
-        if self.cache.units.count > 1:
-            raise InputError("budget_scope batch: layers or heads that decide alone cannot share a budget")
+        if self._tokens.units.count > 1:
+            raise InputError(
+                "budget_scope batch: layers or heads that decide alone, or have windows, cannot share a budget; "
+                "use granularity shared and a model of full attention"
+            )
         if type(reclaimer).choose is not Reclaimer.choose:
             raise InputError(f"budget_scope batch: reclaimer {reclaimer.name!r} has a say in who dies; use another")
         return BatchBudget(policy)
@@ -301,12 +328,16 @@ class Engine:
     def _batch(self) -> Batch:
         """Return what was scheduled, with its price."""
         work = self.scheduler.work
-        tokens, seqs, kv_read, pairs, _ = work.tolist()
-        self.cache.note(Kind.STEP, -1, self.step, tokens)
+        tokens, seqs, kv_read, pairs, _, listed = work.tolist()
+        self._listed += listed
+        # In the log each row of a request is a sequence.
+        self.cache.note(Kind.STEP, -1, self.step, tokens * self._units)
         if self._chooses:
             unread = self._unread()
             kv_read -= unread
             pairs -= unread
+        if self._weight > 1:
+            kv_read, pairs = round(kv_read / self._weight), round(pairs / self._weight)
         if self._reclaimer.attention_factor != 1.0:
             pairs += int((self._reclaimer.attention_factor - 1) * kv_read)
             kv_read = int(self._reclaimer.attention_factor * kv_read)
@@ -317,17 +348,25 @@ class Engine:
         batch = Batch(work.copy()) if self._late else self._batch_at_hand
         batch.step, batch.tokens = self.step, tokens
         batch.step_ns, batch.memory_ns = self.step_cost.step_ns(tokens, seqs, kv_read, pairs)
+        if self._table_ns:
+            batch.tables_ns = round(seqs * self._table_ns)
+            batch.step_ns += batch.tables_ns
         self.step += 1
         return batch
 
     def _unread(self) -> int:
         """Return how many of the slots that decode steps could read the policy leaves out."""
-        running = self.scheduler.running[: self.scheduler.num_running]
+        running = self._choosing(self.scheduler.running[: self.scheduler.num_running])
         records = self.cache.store.s.rows[running]
         decoding = (records["sched"] == 1) & (records["decode_from"] > 0)
         view = self.cache.view(running[decoding], self._budget.share, self._budget.tokens)
         slots = records["written"][decoding].astype(np.int64)
-        return int((slots - self._policy.reads(slots, view.keep)).sum())
+        unread: NDArray[np.int64] = slots - self._policy.reads(slots, view.keep)
+        return int((unread * self.cache.units.weight_of[view.row % self._units]).sum())
+
+    def _choosing(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those of the rows that policy and reclaimer have to do with: all but groups with a window."""
+        return rows[self._deciding[rows % self._units]] if self._windows else rows
 
     def _duration_ns(self, batch: Batch, now: int) -> int:
         """Return how long a step takes that begins now, beside the copy in flight if there is one."""
@@ -336,7 +375,7 @@ class Engine:
             longer_ns += self.copies.stretch_ns(batch.step_ns, batch.memory_ns)
         if self._step_s is None:
             return batch.step_ns + longer_ns
-        self._clock_s += self._step_s(batch.tokens) + longer_ns / 1e9
+        self._clock_s += self._step_s(batch.tokens) + (longer_ns + batch.tables_ns) / 1e9
         return round(self._clock_s * 1e9) - now
 
     def _take_arrivals(self, now: int) -> None:
@@ -358,7 +397,7 @@ class Engine:
 
     def _obstacle(self, state: RequestState) -> str:
         """Say why the request can never be served; nothing if its least footprint is within the limits."""
-        limits, size = self.scheduler.limits, self.cache.block_size
+        limits = self.scheduler.limits
         if state.prompt_tokens < 1 or state.output_tokens < 1:
             return "it has no prompt or asks for no output"
         if state.prompt_tokens >= limits.max_model_len:
@@ -369,7 +408,8 @@ class Engine:
         if not self._policy.evicts:
             # The last output token is never written.
             tokens = min(tokens + state.output_tokens, limits.max_model_len) - 1
-        need, most = -(-tokens // size), self.cache.pool.usable_blocks - int(self.cache.store.s.header[H.RESERVE])
+        need = self.scheduler.blocks_for(tokens)
+        most = self.cache.pool.usable_blocks - int(self.cache.store.s.header[H.RESERVE])
         return f"its {tokens} tokens need {need} KV blocks, the pool has {most} for requests" if need > most else ""
 
     def _take_refused(self) -> None:
@@ -409,6 +449,7 @@ class Engine:
             batch.work,
             (batch.step, len(scheduler.waiting), self._preempted_total, self.copies.busy_ns),
             self._late,
+            self._units if self._units > 1 else None,
         )
         steps.filled += 1
         if steps.filled == len(steps.buffer):
@@ -419,17 +460,18 @@ class Engine:
         for state in batch.owed:
             self._deliver(state)
         if self._policy.evicts:
-            self._evict(self._lists[1, :prompts], self._lists[2, :decodes])
+            self._evict(self._choosing(self._lists[1, :prompts]), self._choosing(self._lists[2, :decodes]))
             if self._score_ns is not None:
-                self._pause_ns += self._score_ns(*self._scored)
+                requests, pairs = self._scored
+                self._pause_ns += self._score_ns(-(-requests // self._deciders), -(-pairs // self._deciders))
                 self._scored = [0, 0]
             self.copies.pass_fence()
-            running = scheduler.running[: scheduler.num_running]
+            running = self._choosing(scheduler.running[: scheduler.num_running])
             self._pause_ns += self.copies.stop_ns(*self._reclaimer.repack_now(self.cache, running))
             # The next step may be a short one, whatever this one was: what falls at once and rises by a tenth a step.
             self._short_ns = min(batch.step_ns, 1.1 * self._short_ns)
             copyable = self._short_ns / self._copy_token_ns if self._copy_token_ns else math.inf
-            pressure = Pressure(len(running), scheduler.wanted_blocks, copyable)
+            pressure = Pressure(scheduler.num_running, scheduler.wanted_blocks, copyable)
             plans = self._reclaimer.after_step(self.cache, running, pressure, self.copies.busy)
             if plans:
                 after = scheduler.in_flight[0].step_ns if scheduler.in_flight else 0
@@ -453,33 +495,41 @@ class Engine:
             state.totals["first_token_ns"] = self.now_ns
         if state.produced >= state.output_tokens or state.length >= self.scheduler.limits.max_model_len:
             self.scheduler.waiting.remove(state)
-            self.cache.note(Kind.FINISH, state.ordinal, state.length)
+            for unit in range(self._units):
+                self.cache.note(Kind.FINISH, state.ordinal * self._units + unit, state.length)
             self._finished += 1
             self._log_request(state, finished=True)
 
     def _evict(self, ended: NDArray[np.int64], decoded: NDArray[np.int64]) -> None:
         """Let the policy look and choose, and kill what it chose."""
-        cache, policy, budget = self.cache, self._policy, self._budget
+        tokens, policy, budget = self._tokens, self._policy, self._budget
         if len(ended):
-            view = cache.view(ended, budget.share, budget.tokens, self._attention)
+            rows = self._units_of(ended)
+            view = tokens.view(rows, budget.share, budget.tokens, self._attention)
             if self._attention is not None:
                 self._attention.begin(view)
             policy.begin(view)
             if self._batch_budget is None:
                 self._evict_excess(view)
-                cache.trim_cells(ended)
+                tokens.trim_cells(rows)
+                if tokens is not self.cache:
+                    self.cache.trim_cells(ended)
         if len(decoded) and not policy.prompt_only:
-            view = cache.view(decoded, budget.share, budget.tokens, self._attention)
+            view = tokens.view(self._units_of(decoded), budget.share, budget.tokens, self._attention)
             if self._observes:
                 policy.observe(view)
             if self._batch_budget is None:
                 self._evict_excess(view)
         if self._batch_budget is not None:
             running = self.scheduler.running[: self.scheduler.num_running]
-            decoding = running[cache.store.s.rows["decode_from"][running] > 0]
-            view = cache.view(decoding, budget.share, budget.tokens, self._attention)
-            cache.evict_cells(decoding, *self._batch_budget.select(view))
-            cache.trim_cells(ended)
+            decoding = running[tokens.store.s.rows["decode_from"][running] > 0]
+            view = tokens.view(decoding, budget.share, budget.tokens, self._attention)
+            tokens.evict_cells(decoding, *self._batch_budget.select(view))
+            tokens.trim_cells(ended)
+
+    def _units_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows of what decides in these requests, which the policy looks at."""
+        return rows if self._ballots is None else self._ballots.follow(self.cache, rows)
 
     def _evict_excess(self, view: View) -> None:
         if self._allots:
@@ -491,30 +541,40 @@ class Engine:
                 scored = view.n[counts > 0]
                 self._scored[0] += len(scored)
                 self._scored[1] += int((scored**2).sum()) if self._policy.compares else 0
-            self.cache.evict_cells(view.row, victims, counts)
+            if self._ballots is None:
+                self.cache.evict_cells(view.row, victims, counts)
+            else:
+                self._ballots.drop(self.cache, view.row, victims, counts)
 
     # -- results -------------------------------------------------------------------------------------------------------
 
     def _log_request(self, state: RequestState, *, finished: bool) -> None:
-        self._requests.add(state.req_id, request_row(state, self.now_ns, finished=finished))
+        row = request_row(state, self.now_ns, finished=finished, units=self._units)
+        self._requests.add(state.req_id, row)
 
     def _outcome(self, wall_s: float) -> Outcome:
         copies, header = self.copies, self.cache.store.s.header
         totals = [self._preempted_total, *(int(header[k]) for k in _TOTALS), copies.busy_ns / 1e9]
         self._steps.finish(np.array(totals, float))
         requests = self._requests.columns()
+
+        def whole(count: int) -> float:
+            return whole_number(count / self._units)
+
         counts = {
             "preemptions": self._preempted_total,
-            "blocks_freed_by_death": int(header[H.FREED_BY_DEATH]),
-            "blocks_freed_by_repack": int(header[H.FREED_BY_REPACK]),
-            "tokens_evicted": int(header[H.EVICTED]),
-            "tokens_moved": int(header[H.MOVED]),
-            "tokens_copied": copies.tokens_copied,
+            "blocks_freed_by_death": whole(int(header[H.FREED_BY_DEATH])),
+            "blocks_freed_by_repack": whole(int(header[H.FREED_BY_REPACK])),
+            "tokens_evicted": whole(int(header[H.EVICTED])),
+            "tokens_moved": whole(int(header[H.MOVED])),
+            "tokens_copied": whole(copies.tokens_copied),
             "repacks_committed": copies.committed,
             "repacks_cancelled": copies.cancelled,
             "repack_launches": copies.launches + copies.stops,
             "copy_time_s": copies.busy_ns / 1e9,
             "copy_delay_s": copies.delay_ns / 1e9,
+            "block_tables": self.cache.units.tables,
+            "block_table_bytes": 4 * self._listed * self.cache.units.tables / self._units / max(self.step, 1),
         }
         summary = summarise(requests, self._steps, counts, self._waiting_at_last_arrival)
         summary["steps"] = self.step

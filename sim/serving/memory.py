@@ -36,6 +36,9 @@ def kv_blocks(
 ) -> int:
     """Return the number of KV blocks that fit on the device (on each, with tensor parallelism).
 
+    A block holds so many tokens of all layers or, where layers with a sliding window have groups of their own, of one
+    group (:attr:`sim.serving.models.Model.kv_groups`).
+
     Parameters
     ----------
     model, hardware
@@ -65,7 +68,8 @@ def kv_blocks(
     usable_bytes = utilisation * hardware.memory_bytes
     weight_bytes = model.weight_bytes / tensor_parallel
     kv_heads_here = -(-model.kv_heads // tensor_parallel)
-    block_bytes = block_size * (model.kv_bytes_per_token // model.kv_heads) * kv_heads_here
+    token_bytes = (model.kv_bytes_per_token // model.kv_heads) * kv_heads_here
+    block_bytes = block_size * token_bytes * model.kv_group_layers // model.layers
     blocks = int((usable_bytes - weight_bytes - activation_reserve_bytes) // block_bytes)
     if blocks < 1:
         raise InputError(

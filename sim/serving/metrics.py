@@ -45,6 +45,8 @@ STEP_COLUMNS = (
     "copy_s",
 )
 _LEVELS = slice(4, 12)
+_OF_UNITS = [*range(6, 12), *range(15, 19)]
+"""Columns that count blocks, slots or tokens: with several units, those of one unit."""
 _SUMS = [1, 3, *range(12, 20)]
 _RUNNING_TOTALS = slice(14, 20)
 
@@ -85,10 +87,13 @@ class StepLog:
     ----------
     most
         Rows to keep at most; even.
+    units
+        How many blocks, or tokens, of the cache make one of the whole model.
     """
 
-    def __init__(self, most: int = 65_536) -> None:
+    def __init__(self, most: int = 65_536, units: int = 1) -> None:
         self._most = most
+        self._units = units
         self._merge = 1
         self._rows = [np.zeros((0, len(STEP_COLUMNS)))]
         self._kept = 0
@@ -115,6 +120,8 @@ class StepLog:
         self.filled = 0
         if not len(rows):
             return
+        if self._units > 1:
+            rows[:, _OF_UNITS] /= self._units
         totals = np.vstack([self._totals, rows[:, _RUNNING_TOTALS]])
         self._totals = totals[-1]
         rows[:, _RUNNING_TOTALS] = np.diff(totals, axis=0)
@@ -131,14 +138,16 @@ class StepLog:
     def finish(self, totals: NDArray[np.float64]) -> None:
         """Flush, and add what happened after the last step (``totals``: the last six columns) to the last row."""
         self.flush()
+        totals = totals / [1, *(self._units,) * 4, 1]
         self._rows = [np.vstack(self._rows)]
         if len(self._rows[0]):
             self._rows[0][-1, _RUNNING_TOTALS] += totals - self._totals
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return the rows, a column each; counts as integers where they are whole by nature."""
-        whole = {"step", "n_steps", "sched_tokens", "sched_reqs", "preemptions", "freed_by_death"}
-        whole |= {"freed_by_repack", "evicted", "moved"}
+        whole = {"step", "n_steps", "sched_tokens", "sched_reqs", "preemptions"}
+        if self._units == 1:
+            whole |= {"freed_by_death", "freed_by_repack", "evicted", "moved"}
         rows = np.vstack(self._rows)
         return {
             name: rows[:, k].astype(np.int64) if name in whole else rows[:, k].copy()
@@ -182,9 +191,10 @@ def _merge(rows: NDArray[np.float64], by: int) -> NDArray[np.float64]:
 
 
 class RequestLog:
-    """A row a request, in the order in which they ended."""
+    """A row a request, in the order in which they ended; ``units`` of its tokens are one of the whole model."""
 
-    def __init__(self) -> None:
+    def __init__(self, units: int = 1) -> None:
+        self._units = units
         self._rows = np.zeros(1024, REQUEST)
         self._ids: list[str] = []
 
@@ -208,6 +218,9 @@ class RequestLog:
         status = np.where(rows["finished"], "finished", "refused").astype(object)
         columns: dict[str, NDArray[Any]] = {"req_id": ids, "status": status}
         columns |= {name: rows[name].copy() for name in REQUEST.names or () if name not in ("ordinal", "finished")}
+        if self._units > 1:
+            for name in ("tokens_evicted", "tokens_moved"):
+                columns[name] = columns[name] / self._units
         return columns
 
 
@@ -215,10 +228,11 @@ class LivenessSamples:
     """How full the allocated blocks are, at fewer than ``most`` moments evenly spread over the run.
 
     When there are too many samples every second one is dropped and the distance doubled, so that a run of any length
-    ends with between ``most / 2`` and ``most`` of them.
+    ends with between ``most / 2`` and ``most`` of them. ``units`` as :class:`StepLog` has it.
     """
 
-    def __init__(self, most: int = 256, every_ns: int = 250_000_000) -> None:
+    def __init__(self, most: int = 256, every_ns: int = 250_000_000, units: int = 1) -> None:
+        self._units = units
         self._most = most
         self._every_ns = every_ns
         self._samples: list[tuple[float, ...]] = []
@@ -235,7 +249,9 @@ class LivenessSamples:
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return the samples, a column each."""
         rows = np.array(self._samples, float).reshape(-1, len(LIVENESS))
-        return {name: rows[:, k].astype(np.int64 if k else float) for k, name in enumerate(LIVENESS)}
+        rows[:, 1:] /= self._units
+        whole = np.int64 if self._units == 1 else np.float64
+        return {name: rows[:, k].astype(whole if k else float) for k, name in enumerate(LIVENESS)}
 
 
 def liveness_classes(block_size: int) -> NDArray[np.int64]:

@@ -9,14 +9,23 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.errors import InputError, did_you_mean
 from sim.serving.geometry import Experts, Latent
 from sim.serving.kv_dtype import AUTO, KV_DTYPES, KVDtype
 from sim.serving.presets import find_preset
 
-__all__ = ["MODELS", "Model", "get_model", "table"]
+__all__ = ["MODELS", "KVGroup", "Model", "get_model", "table"]
+
+
+class KVGroup(NamedTuple):
+    """Layers that share a block table."""
+
+    window: int
+    """Newest tokens that they attend to; 0 for all of them."""
+    layers: int
+    """How many they are, padding left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,29 @@ class Model:
         if self.latent:
             return f"MLA {self.latent.rank} + {self.latent.rope}"
         return "MHA" if self.kv_heads == self.heads else "GQA"
+
+    @property
+    def kv_group_layers(self) -> int:
+        """Layers of which a block holds the keys and values, padding included: those of a group, alike for all.
+
+        vLLM takes the number of layers of the rarer kind or, where the other has less than half as many more, of the
+        other (``kv_cache_utils.py``, ``_get_kv_cache_groups_uniform_page_size``).
+        """
+        fewer, more = sorted((self.layers - self.window_layers, self.window_layers))
+        return more if more < 1.5 * fewer or not fewer else fewer
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """The groups of layers that have a block table each, those with a window first; one if all layers are alike.
+
+        Blocks of all groups have the same size, so that a group of fewer layers than the others is padded. (In Gemma 3
+        and gpt-oss, the first layer has a window, and vLLM goes by the first layers.)
+        """
+        groups = []
+        for window, layers in ((self.window, self.window_layers), (0, self.layers - self.window_layers)):
+            count = -(-layers // self.kv_group_layers)
+            groups += [KVGroup(window, len(range(first, layers, count))) for first in range(count)]
+        return tuple(groups)
 
     @property
     def layer_matrix_parameters(self) -> int:
@@ -373,6 +405,21 @@ _ALL = (
         max_model_len=8_192,
         published_parameters=None,
         source="made up, small enough for a CPU",
+    ),
+    Model(
+        name="toy-hybrid",
+        layers=6,
+        hidden=128,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        intermediate=256,
+        vocab=512,
+        max_model_len=8_192,
+        published_parameters=None,
+        source="made up: two layers with full attention, four with a window of 128 tokens",
+        window=128,
+        window_layers=4,
     ),
 )
 

@@ -10,11 +10,12 @@ leaves alone what running prompts are about to take.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.errors import InputError
 from sim.jit import njit
 from sim.kv.arena import make_room
 from sim.kv.cache import KVCache
@@ -24,29 +25,14 @@ from sim.kv.prefix import PrefixCache, chain
 from sim.kv.repack import RepackPlan
 from sim.kv.state import ROW, YIELDS, H, State
 from sim.kv.tokens import append_one, append_tokens, reuse_one, reuse_slot, tail_of
+from sim.serving.ballots import Ballots
 from sim.serving.batch import Batch
+from sim.serving.bundles import pairs_of, serve_bundles
 from sim.serving.limits import Limits
 from sim.serving.request import RequestState
+from sim.serving.work import NEEDS_BLOCKS, NEEDS_CELLS, W
 
 __all__ = ["Scheduler", "W"]
-
-
-class _Work(NamedTuple):
-    """Indices into the work of a step: what the cost model and the metrics want to know."""
-
-    TOKENS: int = 0  # scheduled tokens
-    SEQS: int = 1  # scheduled requests
-    KV_READ: int = 2  # slots that attention reads, dead ones in listed blocks included
-    PAIRS: int = 3  # query-key pairs
-    TOKENS_LEFT: int = 4  # of the step's token budget
-    SIZE: int = 5
-
-
-W = _Work()
-
-
-_NEEDS_BLOCKS = 1
-_NEEDS_CELLS = 2
 
 
 @njit
@@ -82,7 +68,7 @@ def _serve_running(
     stalls = header[H.STALLS] > 0
     missing = 0
     reused = 0
-    scheduled, left, seqs, kv_read, pairs, single = 0, work[W.TOKENS_LEFT], 0, 0, 0, 0
+    scheduled, left, seqs, kv_read, pairs, listed, single = 0, work[W.TOKENS_LEFT], 0, 0, 0, 0, 0
     while at < count and left > 0:
         row = running[at]
         record = rows[row]
@@ -97,14 +83,14 @@ def _serve_running(
         again = reusing and tokens == 1 and holes_of(s, row) > 0
         short = 0 if again else record.written + tokens - record.blocks * size
         if short > 0 and (short + size - 1) // size > header[H.FREE] - header[H.RESERVE]:
-            missing = _NEEDS_BLOCKS
+            missing = NEEDS_BLOCKS
             break
         if (
             record.tracked
             and record.start + record.live + tokens > record.origin + record.cap
             and not make_room(s, row, tokens)
         ):
-            missing = _NEEDS_CELLS
+            missing = NEEDS_CELLS
             break
         if again and logging:
             reuse_slot(s, row)
@@ -122,6 +108,7 @@ def _serve_running(
         seqs += 1
         kv_read += record.written
         pairs += tokens * (record.written - tokens) + tokens * (tokens + 1) // 2
+        listed += record.blocks
         at += 1
     header[H.LIVE] += single + reused
     header[H.WRITTEN] += single
@@ -130,6 +117,7 @@ def _serve_running(
     work[W.SEQS] += seqs
     work[W.KV_READ] += kv_read
     work[W.PAIRS] += pairs
+    work[W.LISTED] += listed
     return at, missing
 
 
@@ -162,13 +150,13 @@ def _count_ahead(rows: np.ndarray, running: np.ndarray, count: int, in_flight: i
 
 
 @njit
-def _missing(rows: np.ndarray, running: np.ndarray, count: int, size: int) -> int:
-    """Return the blocks that running prompts lack for all of their tokens."""
+def _missing(rows: np.ndarray, running: np.ndarray, count: int, size: int, most: np.ndarray) -> int:
+    """Return the blocks that running prompts lack for all of their tokens; ``most`` is what a unit holds at most."""
     blocks: int = 0
     for i in range(count):
         record = rows[running[i]]
         if record.decode_from == 0:
-            blocks += (record.length + size - 1) // size - record.blocks
+            blocks += max(0, min((record.length + size - 1) // size, most[i % len(most)]) - record.blocks)
     return blocks
 
 
@@ -190,9 +178,12 @@ class Scheduler:
         self.limits = limits
         self.hash_tokens = hash_tokens
         self.waiting: deque[RequestState] = deque()
-        self.running = np.zeros(64, np.int64)
+        self.running = np.zeros(64 * cache.units.count, np.int64)
+        """Rows: those of a request side by side."""
         self.num_running = 0
+        """Rows in ``running``."""
         self.states: dict[int, RequestState] = {}
+        """Running requests, by their (first) row."""
         self.plans: list[RepackPlan] = []
         """Repacks in flight."""
         self.work = np.zeros(W.SIZE, np.int64)
@@ -205,7 +196,38 @@ class Scheduler:
         self.prefix = PrefixCache(cache.store) if limits.prefix_caching else None
         self.in_flight: deque[Batch] = deque()
         """Batches without results, oldest first: none or one while the next is scheduled."""
+        self.ballots: Ballots | None = None
+        """What units have dropped, if they share a block table."""
         self._threshold = 0
+        units = cache.units
+        if limits.prefix_caching and units.count > 1:
+            raise InputError(
+                f"prefix_caching: requests share blocks of the whole model, and here each of {units.count} units has "
+                "block tables of its own; switch it off"
+            )
+        self._windows, self._weights = units.window_of, units.weight_of
+        self._windowed = bool(self._windows.any())
+        self._bundled = units.count > 1 or self._windowed
+        self._most = self._most_blocks()
+        self._unsettled = np.zeros(0, np.int64)
+
+    def _most_blocks(self) -> NDArray[np.int64]:
+        """Return int64[U]: the most blocks that a request holds in each unit, as far as they are bounded.
+
+        A window's tokens, those of the steps on their way, and one block since a window begins anywhere in one
+        (vLLM's ``SlidingWindowSpec.max_admission_blocks_per_request``).
+        """
+        limits, size = self.limits, self.cache.block_size
+        steps = 2 if limits.async_scheduling else 1
+        tokens = np.minimum(self._windows - 1 + steps * limits.max_num_batched_tokens, limits.max_model_len)
+        return np.where(self._windows > 0, -(-tokens // size) + 1, np.iinfo(np.int64).max)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return the blocks that a request of so many tokens holds at most, over all units, while nothing is evicted.
+
+        Of a unit with a window that is less than the tokens take at once, from some length on.
+        """
+        return int(np.minimum(-(-tokens // self.cache.block_size), self._most).sum())
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -216,9 +238,11 @@ class Scheduler:
         self.wanted_blocks = 0
         self.preempted.clear()
         self._threshold = self.limits.long_prefill_token_threshold
-        if self._threshold and self.num_running + len(self.waiting) <= 1:
+        if self._threshold and len(self.states) + len(self.waiting) <= 1:
             self._threshold = 0  # it keeps long prompts from starving others: whoever is alone gets the whole budget
         late = self.limits.async_scheduling
+        if self._bundled:
+            self._note_unsettled()
         if late:
             _renew(self.cache.store.s.rows, self.running, self.num_running)
         all_served = self._serve_running()
@@ -227,45 +251,78 @@ class Scheduler:
         if late:
             _count_ahead(self.cache.store.s.rows, self.running, self.num_running, len(self.in_flight))
 
+    def _note_unsettled(self) -> None:
+        """Keep how many tokens of each row are on the device: where a window ends depends on it."""
+        rows = self.cache.store.s.rows
+        if len(self._unsettled) < len(rows):
+            self._unsettled = np.zeros(len(rows), np.int64)
+        if self.limits.async_scheduling and self._windowed:
+            self._unsettled[:] = rows["sched"] if self.in_flight else 0
+
+    def _serve_bundles(self, at: int) -> tuple[int, int]:
+        """Do the work of :func:`_serve_running` where requests have several rows, or windows."""
+        limits = self.limits
+        return serve_bundles(
+            self.running,
+            self.num_running,
+            at,
+            self._windows,
+            self._weights,
+            self._unsettled,
+            limits.max_model_len,
+            self._threshold,
+            limits.async_scheduling,
+            self.work,
+            *self.cache.store.s,
+        )
+
     def _serve_running(self) -> bool:
         """Schedule the running requests; return False if one of them waits for the blocks of a copy."""
-        store, limits = self.cache.store, self.limits
+        store, limits, units = self.cache.store, self.limits, len(self._windows)
         at = 0
         all_served = True
         while True:
-            # Each time: a preemption fills the log too.
-            store.reserve_events(2 * self.num_running + limits.max_num_batched_tokens)
+            # Each time: a preemption fills the log too. With windows tokens die, and let go of blocks.
+            dying = 2 * int(store.s.header[H.LIVE]) if self._windowed else 0
+            store.reserve_events(2 * self.num_running + units * limits.max_num_batched_tokens + dying)
             s = store.s
-            at, missing = _serve_running(
-                self.running,
-                self.num_running,
-                at,
-                limits.max_model_len,
-                self._threshold,
-                limits.async_scheduling,
-                self.work,
-                *s,
-            )
+            if self._bundled:
+                at, missing = self._serve_bundles(at)
+            else:
+                at, missing = _serve_running(
+                    self.running,
+                    self.num_running,
+                    at,
+                    limits.max_model_len,
+                    self._threshold,
+                    limits.async_scheduling,
+                    self.work,
+                    *s,
+                )
             if self.prefix is not None:
                 self.prefix.forget_taken()
             if not missing:
                 break
             row = int(self.running[at])
+            rows = self.cache.bundle(row)
             tokens = min(
                 int(s.rows[row]["length"] - s.rows[row]["computed"]),
                 int(self.work[W.TOKENS_LEFT]),
                 self._threshold or self.limits.max_num_batched_tokens,
             )
-            if missing == _NEEDS_CELLS:
-                self.cache.grow_cells(row, tokens)
+            if missing == NEEDS_CELLS:
+                for each in rows:
+                    if not make_room(store.s, each, tokens):
+                        self.cache.grow_cells(each, tokens)
                 continue
-            short = self.cache.blocks_needed(row, tokens) - self.cache.pool.available_blocks
+            needed = sum(self.cache.blocks_needed(each, tokens) for each in rows)
+            short = needed - self.cache.pool.available_blocks
             self.wanted_blocks = max(self.wanted_blocks, short)
             if short <= self._on_their_way():
-                at += 1  # not this time: a copy under way brings back more than is missing
+                at += units  # not this time: a copy under way brings back more than is missing
                 all_served = False
                 continue
-            victim = self.num_running - 1
+            victim = self.num_running - units
             # Alone, and not even its prompt fits: it had everything there is.
             own = s.rows[row]
             hopeless = victim == 0 and not self.plans and own["decode_from"] == 0 and own["flying"] != YIELDS
@@ -282,14 +339,14 @@ class Scheduler:
         return self.cache.coming_back(self.plans)
 
     def _preempt(self, index: int, *, for_ever: bool) -> None:
-        """Take the memory of a running request; it waits again, before all others, or is refused ``for_ever``."""
+        """Take the memory of the running request at ``index``; it waits again, first in line, or is refused."""
         row = int(self.running[index])
         state = self.states[row]
         record = self.cache.store.s.rows[row]
         computed = int(record["computed"])
         if record["flying"] == YIELDS:
             self.in_flight[0].owed.append(state)
-        self.num_running -= 1
+        self.num_running -= len(self._windows)
         self.leave(state, Kind.PREEMPT, computed)
         if for_ever:
             self.refused.append(state)
@@ -304,11 +361,18 @@ class Scheduler:
         # One call for all of its fields: each one alone costs as much.
         record = dict(zip(_FIELDS, self.cache.store.s.rows[state.row].item(), strict=True))
         state.length, state.produced = record["length"], record["produced"]
+        bundle = self.cache.bundle(state.row)
+        for row in bundle[1:]:
+            other = self.cache.store.s.rows[row]
+            for name in ("evicted", "moved", "blocks", "live"):
+                record[name] += int(other[name])
         state.keep_statistics(record)
         for plan in self.plans:
-            if plan.row == state.row and not plan.cancelled:
+            if plan.row in bundle and not plan.cancelled:
                 self.cache.cancel(plan)
         self.cache.close(state.row, kind, value)
+        if self.ballots is not None:
+            self.ballots.leave(state.row)
         del self.states[state.row]
         state.row = -1
 
@@ -317,7 +381,7 @@ class Scheduler:
     def _admit(self) -> None:
         limits, size = self.limits, self.cache.block_size
         left = int(self.work[W.TOKENS_LEFT])
-        while self.waiting and left > 0 and self.num_running < limits.max_num_seqs:
+        while self.waiting and left > 0 and len(self.states) < limits.max_num_seqs:
             state = self.waiting[0]
             hits, free_hits = self._find_prefix(state) if self.prefix is not None else ([], 0)
             computed = len(hits) * size
@@ -325,11 +389,11 @@ class Scheduler:
             if 0 < self._threshold < tokens:
                 tokens = self._threshold
             whole = state.length if limits.reserve_full_prompt else computed + tokens
-            need = -(-whole // size) - len(hits) + free_hits
+            need = self.blocks_for(whole) - len(hits) + free_hits
             have = self.cache.pool.available_blocks
             if self.cache.tracked:
                 have -= self._promised()
-            if limits.watermark and self.num_running:
+            if limits.watermark and self.states:
                 have -= int(limits.watermark * len(self.cache.store.s.blocks))
             if need > have:
                 self.wanted_blocks = max(self.wanted_blocks, need - have)
@@ -343,7 +407,9 @@ class Scheduler:
         cache = self.cache
         cached = len(hits) * cache.block_size
         row = cache.open(state.ordinal, state.key, state.length, state.output_tokens, state.produced)
-        cache.note(Kind.ADMIT, state.ordinal, cached, state.length - cached)
+        bundle = cache.bundle(row)
+        for each in bundle:
+            cache.note(Kind.ADMIT, int(cache.store.s.rows[each]["ordinal"]), cached, state.length - cached)
         state.row = row
         if state.admitted_ns < 0:
             state.admitted_ns = int(cache.store.s.header[H.NOW])
@@ -352,29 +418,33 @@ class Scheduler:
         self.states[row] = state
         if hits:
             cache.share_blocks(row, hits)
-        cache.store.reserve_events(tokens + 2)
+        work = self.work
+        cache.store.reserve_events(len(bundle) * (tokens + 2))
         s = cache.store.s
-        append_tokens(s, row, tokens)
+        for each, window, weight in zip(bundle, self._windows.tolist(), self._weights.tolist(), strict=True):
+            append_tokens(s, each, tokens)
+            record = s.rows[each]
+            record["sched"] = tokens
+            work[W.KV_READ] += weight * (cached + tokens)
+            work[W.PAIRS] += weight * pairs_of(0, tokens, cached + tokens, window)
+            work[W.LISTED] += record["blocks"]
         if self.prefix is not None:
             self.prefix.forget_taken()
             self.prefix.enter(row, state.identities, len(hits))
-        s.rows[row]["sched"] = tokens
-        work = self.work
         work[W.TOKENS] += tokens
         work[W.TOKENS_LEFT] -= tokens
         work[W.SEQS] += 1
-        work[W.KV_READ] += cached + tokens
-        work[W.PAIRS] += tokens * cached + tokens * (tokens + 1) // 2
         if self.num_running == len(self.running):
             self.running = np.concatenate([self.running, np.zeros_like(self.running)])
-        self.running[self.num_running] = row
-        self.num_running += 1
+        self.running[self.num_running : self.num_running + len(bundle)] = bundle
+        self.num_running += len(bundle)
         if self.prefix is not None:
             self.prefix.publish_rows(self.running[self.num_running - 1 : self.num_running], results=False)
 
     def _promised(self) -> int:
         """Return the blocks that running prompts are about to take (trap 17); vLLM does not count them."""
-        return int(_missing(self.cache.store.s.rows, self.running, self.num_running, self.cache.block_size))
+        rows, size = self.cache.store.s.rows, self.cache.block_size
+        return int(_missing(rows, self.running, self.num_running, size, self._most))
 
     # -- prefix caching ------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sim.serving.metrics import StepLog, percentiles
 from sim.serving.request import RequestState
 
-__all__ = ["load_state", "request_row", "summarise"]
+__all__ = ["load_state", "request_row", "summarise", "whole_number"]
 
 
 def summarise(
@@ -60,7 +60,7 @@ def summarise(
         "dead_fraction_mean": steps.weighted_dead / allocated,
         "tail_slack_mean": steps.weighted_tail / allocated,
         "used_blocks_mean": steps_per_level["used_blocks"],
-        "used_blocks_peak": int(steps.peak[6]),
+        "used_blocks_peak": whole_number(float(steps.peak[6])),
         "recomputed_tokens": int(requests["recomputed_tokens"].sum()),
         "cached_tokens": int(requests["cached_tokens"].sum()),
         **counts,
@@ -71,8 +71,16 @@ def summarise(
     }
 
 
-def request_row(state: RequestState, now_ns: int, *, finished: bool) -> tuple[Any, ...]:
-    """Return what is kept of a request that ends now, in the order of :data:`sim.serving.metrics.REQUEST`."""
+def whole_number(value: float) -> float:
+    """Return a number as an integer if it is one: what several units have in common is counted in parts."""
+    return int(value) if value.is_integer() else value
+
+
+def request_row(state: RequestState, now_ns: int, *, finished: bool, units: int = 1) -> tuple[Any, ...]:
+    """Return what is kept of a request that ends now, in the order of :data:`sim.serving.metrics.REQUEST`.
+
+    ``units`` blocks of the request are one of the whole model; its tokens are still those of all units.
+    """
     totals, nan = state.totals, math.nan
     arrival, end = state.arrival_ns / 1e9, now_ns / 1e9
     first = totals.get("first_token_ns")
@@ -93,9 +101,9 @@ def request_row(state: RequestState, now_ns: int, *, finished: bool) -> tuple[An
         state.preemptions,
         state.recomputed_tokens,
         state.cached_tokens,
-        totals.get("block_ns", nan) / decode,
-        totals.get("peak", 0) or nan,
-        totals.get("blocks", nan),
+        totals.get("block_ns", nan) / units / decode,
+        (totals.get("peak", 0) or nan) / units,
+        totals.get("blocks", nan) / units,
         totals.get("over_ns", nan) / decode,
         totals.get("evicted", 0),
         totals.get("moved", 0),

@@ -37,7 +37,17 @@ def _field(group: str, default: Any, description: str, **rules: Any) -> Any:
 BUDGETS = ("budget", "budget_tokens", "budget_memory")
 """Fields of which a run has only one."""
 
-_LATER = ("async_scheduling", "shared_blocks", "budget_memory", "kv_dtype", "budget_scope")
+_LATER = (
+    "async_scheduling",
+    "shared_blocks",
+    "budget_memory",
+    "kv_dtype",
+    "budget_scope",
+    "granularity",
+    "block_tables",
+    "simulated_layers",
+    "table_us",
+)
 """Fields that came after the first release: see :meth:`SimConfig.hash`."""
 
 
@@ -123,6 +133,25 @@ class SimConfig(BaseModel):
         "vtoken",
         "What happens to the slots of dead tokens, name or name:key=value,...; `vtoken reclaimers` lists them.",
         min_length=1,
+    )
+
+    granularity: Literal["shared", "per_layer", "per_head"] = _field(
+        EVICTION,
+        "shared",
+        "Who decides alone which tokens live: the whole model (shared), each layer, or each KV head of each layer.",
+    )
+    block_tables: Literal["per_unit", "shared"] = _field(
+        EVICTION,
+        "per_unit",
+        "Whose blocks: each layer or head that decides alone has block tables of its own (per_unit), or all share one, "
+        "and a slot is free only when each of them has dropped its token. Not used with granularity shared.",
+    )
+    simulated_layers: int | None = _field(
+        EVICTION,
+        None,
+        "Layers to simulate one by one, each standing for an equal share of the model's; all when not given. Fewer are "
+        "faster; with block_tables shared they understate what stays alive. Not used with granularity shared.",
+        ge=1,
     )
 
     max_num_seqs: int = _field(
@@ -216,6 +245,13 @@ class SimConfig(BaseModel):
         ge=0,
         le=100,
     )
+    table_us: float = _field(
+        COSTS,
+        0.6,
+        "Time of a step for each block table of a request beyond its first, in microseconds. Ours, measured on a CPU "
+        "(docs/granularity.md); not used where a request has one table.",
+        ge=0,
+    )
     seed: int = _field(WORKLOAD, 0, "Seed of everything that is drawn.", ge=0)
 
     if not TYPE_CHECKING:
@@ -242,6 +278,10 @@ class SimConfig(BaseModel):
             values["budget"] = DEFAULT_BUDGET
         elif given == ["budget_memory"]:
             values["budget_memory"] = _memory(values["budget_memory"])
+        if values.get("granularity", "shared") == "shared":
+            # There is one table and one decision, however many layers.
+            for name in ("block_tables", "simulated_layers"):
+                values.pop(name, None)
         return values
 
     @model_validator(mode="after")

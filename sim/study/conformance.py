@@ -274,6 +274,12 @@ def _decides_for_each_request_alone(spec: str) -> None:
 
 
 _PROMPT = 150
+_GRANULARITY: dict[str, dict[str, Any]] = {
+    "": {},
+    "layer": {"granularity": "per_layer", "simulated_layers": 4},
+    "head": {"granularity": "per_head", "simulated_layers": 1},
+}
+"""Settings under which a policy's ``splits`` has something to split."""
 
 
 def _output(spec: str) -> int:
@@ -289,6 +295,7 @@ def _engine(spec: str, **changes: Any) -> Engine:
         budget=0.4,
         block_size=8,
         kv_blocks=2000,
+        **_GRANULARITY[policies.build(spec).splits],
     )
     return build_engine(config.replace(**changes), logging=True)
 
@@ -309,7 +316,7 @@ def _deaths(log: KVEventLog) -> Deaths:
 
 def _dies_alike_under_every_reclaimer(spec: str) -> None:
     """Who dies is the same whatever becomes of the slots, and whoever runs beside a request."""
-    if not policies.build(spec).evicts or policies.build(spec).splits:
+    if not policies.build(spec).evicts:
         return
     naive = _deaths(_run(spec, reclaimer="naive")[1])
     _require(bool(naive), spec, "nothing dies")
@@ -326,8 +333,6 @@ def _dies_alike_under_every_reclaimer(spec: str) -> None:
 def _survives_preemption(spec: str) -> None:
     """With a pool that is too small all requests end, twice alike, and a recomputed one has its budget again."""
     policy = policies.build(spec)
-    if policy.splits:
-        return
     longest = -(-(_PROMPT + _output(spec)) // 8) + 2
     settings: dict[str, Any] = {"reclaimer": "naive", "budget": 0.9}
     for share in (3.0, 2.0, 1.5, 1.0):

@@ -29,14 +29,15 @@ class Dump:
 
     A step's line is the state after it was scheduled and before its results were applied, which is what a GPU would
     see; only ``finished_total`` is that after the step. ``new_block_ids`` are a newly admitted request's whole table,
-    cached blocks first, and otherwise the blocks added in this step.
+    cached blocks first, and otherwise the blocks added in this step. Where a request has several tables, the blocks of
+    one are separated from those of the next by a semicolon. Blocks are those of the pool, whatever a unit's share.
     """
 
     def __init__(self, steps: TextIO | None, tables: TextIO | None) -> None:
         self._steps = steps
         self._tables = tables
         self._lines: deque[str] = deque()
-        self._blocks: dict[tuple[int, int], int] = {}
+        self._blocks: dict[tuple[int, int], list[int]] = {}
         for file, header in ((steps, STEPS), (tables, TABLES)):
             if file is not None:
                 file.write(header)
@@ -84,7 +85,7 @@ class Dump:
             free = int(s.header[H.FREE])
             lost = sorted((state.req_id for state in scheduler.preempted), key=_natural)
             self._lines.append(
-                f"{engine.step},{engine.clock_s:.6f},{scheduler.num_running},{len(scheduler.waiting)},"
+                f"{engine.step},{engine.clock_s:.6f},{len(scheduler.states)},{len(scheduler.waiting)},"
                 f"{scheduler.cache.pool.used_blocks},{free},{scheduler.work[W.TOKENS]},{scheduler.work[W.SEQS]},"
                 f"{len(lost)},{engine.preempted_total},{{}},{' '.join(lost)}\n"
             )
@@ -99,17 +100,25 @@ class Dump:
         assert self._tables is not None
         scheduler = engine.scheduler
         rows = scheduler.cache.store.s.rows
-        blocks: dict[tuple[int, int], int] = {}
-        for row in scheduler.running[: scheduler.num_running].tolist():
+        blocks: dict[tuple[int, int], list[int]] = {}
+        units, size = scheduler.cache.units.count, scheduler.cache.block_size
+        windows = scheduler.cache.units.window_of.tolist()
+        for row in scheduler.running[: scheduler.num_running : units].tolist():
             state = scheduler.states[row]
-            table = scheduler.cache.block_table(row)
+            tables = [scheduler.cache.block_table(each) for each in scheduler.cache.bundle(row)]
             admission = state.ordinal, state.preemptions
-            blocks[admission] = len(table)
+            blocks[admission] = [len(table) for table in tables]
             tokens = int(rows[row]["sched"])
             if tokens:
-                new = table[self._blocks.get(admission, 0) :]
                 before = int(rows[row]["computed"]) - tokens
-                ids = " ".join(map(str, new))
+                known = self._blocks.get(admission, [0] * units)
+                # A table with a window loses blocks at its other end.
+                added = -(-(before + tokens) // size) - -(-before // size)
+                new = [
+                    table[max(0, len(table) - added) :] if window else table[count:]
+                    for table, count, window in zip(tables, known, windows, strict=True)
+                ]
+                ids = ";".join(" ".join(map(str, each)) for each in new)
                 self._tables.write(f"{engine.step},{state.req_id},{before},{tokens},{ids}\n")
         self._blocks = blocks
 

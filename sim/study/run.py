@@ -11,15 +11,18 @@ from sim.errors import InputError
 from sim.kv.cache import KVCache
 from sim.kv.policies import policies
 from sim.kv.reclaim import reclaimers
+from sim.kv.units import ONE_UNIT, Units
 from sim.serving.attention import build_attention
+from sim.serving.ballots import Ballots
 from sim.serving.copy import build_copy_cost
 from sim.serving.cost import build_step_cost
 from sim.serving.engine import Budget, Engine, Outcome
 from sim.serving.hardware import get_hardware
 from sim.serving.limits import Limits
 from sim.serving.memory import kv_blocks
-from sim.serving.models import get_model
+from sim.serving.models import Model, get_model
 from sim.serving.scheduler import Scheduler
+from sim.serving.summary import whole_number
 from sim.study.config import SimConfig
 from sim.study.dumps import Dump
 from sim.study.result import RunResult
@@ -37,6 +40,7 @@ def simulate(
     config: SimConfig,
     source: Source | None = None,
     *,
+    model: Model | None = None,
     progress: Callable[[int, int | None, float], None] | None = None,
     dump_steps: Path | None = None,
     dump_tables: Path | None = None,
@@ -50,6 +54,8 @@ def simulate(
         What to simulate.
     source
         The workload, in place of the one that ``config.trace`` names.
+    model
+        A model of your own, in place of the preset that ``config.model`` names.
     progress
         Called a few times a second with (requests done, requests in all if known, simulated seconds).
     dump_steps, dump_tables
@@ -69,10 +75,10 @@ def simulate(
     NoProgressError
         If something waits for what can never come.
     """
-    model = get_model(config.model, config.kv_dtype)
+    model = model or get_model(config.model, config.kv_dtype)
     with contextlib.ExitStack() as stack:
         dump = stack.enter_context(Dump.open(dump_steps, dump_tables)) if dump_steps or dump_tables else None
-        engine = build_engine(config, source, logging=events is not None, observer=dump, progress=progress)
+        engine = build_engine(config, source, model=model, logging=events is not None, observer=dump, progress=progress)
         outcome = engine.run()
     if outcome.summary["refused"] == outcome.summary["requests"]:
         raise InputError(f"{NOBODY_SERVED}; {outcome.summary['first_refusal'] or 'the trace is empty'}")
@@ -81,9 +87,10 @@ def simulate(
         assert log is not None
         log.model, log.kv_dtype = model.name, model.kv_format.name
         log.save(events)
+    cache = engine.cache
     memory = {
         "kv_bytes_per_token": model.kv_bytes_per_token,
-        "pool_blocks": engine.scheduler.cache.pool.usable_blocks,
+        "pool_blocks": whole_number(cache.pool.usable_blocks / cache.units.count),
     }
     return _result(config, outcome, memory, str(getattr(engine.step_cost, "about", engine.step_cost.name)))
 
@@ -92,12 +99,13 @@ def build_engine(
     config: SimConfig,
     source: Source | None = None,
     *,
+    model: Model | None = None,
     logging: bool = False,
     observer: Any = None,
     progress: Callable[[int, int | None, float], None] | None = None,
 ) -> Engine:
     """Put the parts together that the configuration names."""
-    model, hardware = get_model(config.model, config.kv_dtype), get_hardware(config.hardware)
+    model, hardware = model or get_model(config.model, config.kv_dtype), get_hardware(config.hardware)
     policy = policies.build(config.policy, block_size=config.block_size)
     reclaimer = reclaimers.build(
         config.reclaimer,
@@ -110,18 +118,29 @@ def build_engine(
     blocks = config.kv_blocks
     if blocks is None:
         blocks = kv_blocks(model, hardware, config.block_size, config.gpu_memory_utilization)
+    units = _units(config, model)
+    tables = units if config.block_tables == "per_unit" else ONE_UNIT
     kept = config.tokens_kept(model.kv_bytes_per_token)
     headroom = 0
     needs_headroom = reclaimer.needs_headroom or (config.prefix_caching and reclaimer.shares_headroom)
     if needs_headroom and policy.evicts:
         headroom = max(1, blocks // 50) if config.headroom_blocks is None else config.headroom_blocks
+    if not tables.windows:
+        # A block of a unit is one of the whole model by the number of units. (One of a group is what vLLM counts.)
+        blocks, headroom = tables.count * (blocks - 1) + 1, tables.count * headroom
+    columns = (*policy.columns, *(attention.columns if attention is not None else ()))
+    ballots = None
+    if policy.evicts and tables.count < units.count:
+        ballots = Ballots(units, config.block_size, columns)
+        columns = ballots.shared_columns
     cache = KVCache(
         blocks,
         config.block_size,
-        columns=(*policy.columns, *(attention.columns if attention is not None else ())),
+        columns=columns,
         tracked=policy.evicts,
         headroom_blocks=headroom,
         logging=logging,
+        units=tables,
     )
     if source is None:
         source = _open(config)
@@ -145,10 +164,37 @@ def build_engine(
         step_cost=build_step_cost(config.step_cost, model=model, hardware=hardware),
         copy_cost=build_copy_cost(config.copy_cost, model=model, hardware=hardware),
         score_reads=config.score_reads,
+        table_us=config.table_us,
+        ballots=ballots,
         seed=config.seed,
         observer=observer,
         progress=progress,
     )
+
+
+def _units(config: SimConfig, model: Model) -> Units:
+    """Return what decides alone, or has block tables of its own.
+
+    Raises
+    ------
+    InputError
+        If the model cannot be cut like that.
+    """
+    groups = model.kv_groups
+    if config.granularity == "shared":
+        if not any(group.window for group in groups):
+            return ONE_UNIT
+        return Units(windows=tuple(group.window for group in groups), weights=tuple(group.layers for group in groups))
+    if any(group.window for group in groups):
+        raise InputError(
+            f"granularity {config.granularity}: the layers of {model.name} that have a sliding window have tables of "
+            "their own already; use granularity shared"
+        )
+    layers = config.simulated_layers or model.layers
+    if layers > model.layers:
+        raise InputError(f"simulated_layers: {model.name} has {model.layers} layers, got {layers}")
+    heads = model.kv_heads if config.granularity == "per_head" else 1
+    return Units(layers=layers, heads=heads, of=model.layers * heads)
 
 
 def _open(config: SimConfig) -> Source:
@@ -160,7 +206,7 @@ def _open(config: SimConfig) -> Source:
     return source
 
 
-def _result(config: SimConfig, outcome: Outcome, memory: dict[str, int], step_cost: str) -> RunResult:
+def _result(config: SimConfig, outcome: Outcome, memory: dict[str, float], step_cost: str) -> RunResult:
     digest = config.hash()
     told = {"step_cost_used": step_cost, "config_hash": digest, "seed": config.seed}
     return RunResult(

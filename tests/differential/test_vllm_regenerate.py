@@ -50,3 +50,8 @@ def test_vllm_still_gives_the_recorded_files(name: str, anew: tuple[dict[str, di
 def test_what_we_decide_in_drawn_cases_is_what_vllm_decides(python: Path, tmp_path: Path):
     differ = {seed: text for seed, text in compare(python, SEEDS, tmp_path).items() if text}
     assert not differ
+
+
+def test_what_we_decide_where_layers_have_windows_is_what_vllm_decides(python: Path, tmp_path: Path):
+    differ = {seed: text for seed, text in compare(python, SEEDS, tmp_path, hybrid=True).items() if text}
+    assert not differ

@@ -17,7 +17,9 @@ from sim.kv.holes import holes_of
 from sim.kv.policies import policies
 from sim.kv.reclaim import Reclaimer, reclaimers
 from sim.kv.state import H
+from sim.kv.units import ONE_UNIT, Units
 from sim.serving.attention import build_attention
+from sim.serving.ballots import Ballots
 from sim.serving.copy import copy_costs
 from sim.serving.cost import step_costs
 from sim.serving.engine import Budget, Engine
@@ -78,18 +80,23 @@ def engine(
     logging: bool = False,
     observer: Any = None,
     progress: Any = None,
+    units: Units = ONE_UNIT,
+    one_table: bool = False,
     **limits: Any,
 ) -> Engine:
-    """Put an engine together; ``blocks`` counts block 0."""
+    """Put an engine together; ``blocks`` counts block 0. With ``one_table`` units share a block table."""
     policy_ = policies.build(policy)
     model = build_attention(attention) if policy_.attends or policy_.needs else None
+    columns = (*policy_.columns, *(model.columns if model is not None else ()))
+    ballots = Ballots(units, block_size, columns) if one_table else None
     cache = KVCache(
         blocks,
         block_size,
-        columns=(*policy_.columns, *(model.columns if model is not None else ())),
+        columns=columns if ballots is None else ballots.shared_columns,
         tracked=policy_.evicts,
         headroom_blocks=headroom,
         logging=logging,
+        units=units if ballots is None else ONE_UNIT,
     )
     return Engine(
         source=source,
@@ -100,6 +107,7 @@ def engine(
         attention=model,
         step_cost=step_costs.build(step),
         copy_cost=copy_costs.build(copy),
+        ballots=ballots,
         seed=seed,
         observer=observer,
         progress=progress,
@@ -108,7 +116,8 @@ def engine(
 
 def open_rows(cache: KVCache) -> list[int]:
     """Return the rows that belong to a request."""
-    return sorted(set(range(len(cache.store.s.rows))) - set(cache._free_rows))
+    free = {row for first in cache._free_rows for row in cache.bundle(first)}
+    return sorted(set(range(len(cache.store.s.rows))) - free)
 
 
 def recount(cache: KVCache) -> None:
@@ -167,7 +176,8 @@ def recount(cache: KVCache) -> None:
         readers.update(s.slot[start:end].tolist())
     if cells:
         live = Counter(slot // size for slot in readers)
-        assert {block: int(s.blocks["live"][block]) for block in listed if s.blocks["live"][block]} == live
+        known = {block for row, table in tables.items() if s.rows[row]["tracked"] for block in table}
+        assert {block: int(s.blocks["live"][block]) for block in known if s.blocks["live"][block]} == live
         if len(s.readers):
             counted = np.repeat(s.blocks["cached"] == 1, size)
             assert {int(k): int(s.readers[k]) for k in np.flatnonzero(s.readers * counted)} == {

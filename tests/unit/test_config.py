@@ -109,6 +109,10 @@ def test_overlay_lets_a_flag_replace_the_rival_field_of_a_file() -> None:
         ({"rate_scale": 0.0}, "rate_scale: expected greater than 0"),
         ({"repack_when": "never"}, "repack_when: expected 'pressure' or 'always', got 'never'"),
         ({"reclaimer": "none", "policy": "h2o"}, "use policy full"),
+        ({"granularity": "per_token"}, "granularity: expected 'shared', 'per_layer' or 'per_head', got 'per_token'"),
+        ({"granularity": "per_layer", "simulated_layers": 0}, "simulated_layers: expected greater than or equal to 1"),
+        ({"granularity": "per_layer", "block_tables": "both"}, "block_tables: expected 'per_unit' or 'shared'"),
+        ({"table_us": -1.0}, "table_us: expected greater than or equal to 0"),
         ({"shared_blocks": "move"}, "shared_blocks: expected 'skip' or 'copy_out', got 'move'"),
     ],
 )
@@ -174,6 +178,7 @@ def test_hash_changes_with_every_field() -> None:
         "kv_dtype": "fp8",
         "policy": "random",
         "reclaimer": "none",
+        "granularity": "per_layer",
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
         "max_model_len": 2048,
@@ -191,14 +196,24 @@ def test_hash_changes_with_every_field() -> None:
         "step_cost": "linear:base_s=0.1,per_token_s=0",
         "copy_cost": "linear:base_s=0.1,per_token_s=0",
         "score_reads": 0.25,
+        "table_us": 0.0,
         "seed": 1,
     }
-    assert {*other, *BUDGETS, "budget_scope"} == set(SimConfig.model_fields)
+    of_units = {"block_tables": "shared", "simulated_layers": 4}
+    assert {*other, *of_units, *BUDGETS, "budget_scope"} == set(SimConfig.model_fields)
     hashes = {base.hash()} | {base.replace(**{name: value}).hash() for name, value in other.items()}
     hashes |= {SimConfig(budget=0.3).hash(), SimConfig(budget=0.4).hash(), SimConfig(budget_tokens=3).hash()}
     hashes |= {SimConfig(budget_memory="1GiB").hash(), SimConfig(budget_scope="batch").hash()}
-    assert len(hashes) == len(other) + 6
+    hashes |= {base.replace(granularity="per_layer", **{name: value}).hash() for name, value in of_units.items()}
+    assert len(hashes) == len(other) + len(of_units) + 6
     assert all(len(each) == 16 and int(each, 16) >= 0 for each in hashes)
+
+
+def test_what_only_units_need_is_nothing_where_there_are_none() -> None:
+    one = SimConfig(block_tables="shared", simulated_layers=3)
+    assert one == SimConfig()
+    assert one.hash() == SimConfig().hash()
+    assert SimConfig(granularity="per_head", simulated_layers=3).replace(granularity="shared") == SimConfig()
 
 
 def test_hash_takes_a_file_by_content_not_by_name(tmp_path: Path) -> None:

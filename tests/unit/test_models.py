@@ -10,7 +10,7 @@ from sim.serving.geometry import Experts, Latent
 from sim.serving.models import MODELS, Model, get_model, table
 
 ROUNDED = {"opt-13b", "minicpm3-4b"}  # their publishers give the count in billions only
-MADE_UP = {"toy"}
+MADE_UP = ("toy", "toy-hybrid")
 
 
 @pytest.mark.parametrize(

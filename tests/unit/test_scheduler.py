@@ -65,8 +65,8 @@ def test_work_is_counted_for_the_cost_model():
     scheduler = Scheduler(KVCache(100, 4), Limits(max_num_batched_tokens=16))
     scheduler.waiting.extend([waiting(0, 10), waiting(1, 9)])
     scheduler.schedule()
-    # 10 tokens of an empty request, then 6 of the second: pairs 1 + .. + 10, and 1 + .. + 6.
-    assert scheduler.work.tolist() == [16, 2, 16, 55 + 21, 0]
+    # 10 tokens of an empty request, then 6 of the second: pairs 1 + .. + 10, and 1 + .. + 6; 3 blocks and 2.
+    assert scheduler.work.tolist() == [16, 2, 16, 55 + 21, 0, 3 + 2]
     step(scheduler)
     rows = scheduler.running[:2].tolist()
     keep_only(scheduler.cache, rows[0], [0, 9])  # the middle block is free; two dead slots in the others... are read

@@ -8,13 +8,14 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.errors import InputError
 from sim.kv.cache import KVCache
 from sim.kv.policies.base import EvictionPolicy
 from sim.kv.repack import RepackPlan
 from sim.kv.view import View
 from sim.registry import Registry
 
-__all__ = ["Pressure", "Reclaimer", "reclaimers"]
+__all__ = ["Pressure", "Reclaimer", "reclaimers", "refuse_windows"]
 
 
 class Pressure(NamedTuple):
@@ -95,6 +96,21 @@ class Reclaimer:
             Requests that were repacked, and tokens that moved. The next step waits for their copy.
         """
         return 0, 0
+
+
+def refuse_windows(cache: KVCache, reclaimer: str) -> None:
+    """Refuse a model with a sliding window, for who loses the order of tokens.
+
+    Raises
+    ------
+    InputError
+        If a group of the model's layers has a window.
+    """
+    if any(cache.units.windows):
+        raise InputError(
+            f"{reclaimer} writes tokens out of order in memory, and the model has layers with a sliding window, which "
+            "go by it: use a reclaimer that keeps the order, such as vtoken"
+        )
 
 
 reclaimers: Registry[Reclaimer] = Registry(

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from sim.errors import InputError
 from sim.kv.cache import KVCache
-from sim.kv.reclaim.base import Pressure, Reclaimer, reclaimers
+from sim.kv.policies.base import EvictionPolicy
+from sim.kv.reclaim.base import Pressure, Reclaimer, reclaimers, refuse_windows
 from sim.kv.reclaim.vtoken import VToken
 from sim.kv.repack import RepackPlan
 from sim.kv.scatter import most_to_win
@@ -33,6 +34,10 @@ class Reuse(Reclaimer):
     """
 
     reuses: ClassVar[bool] = True
+
+    def check(self, cache: KVCache, policy: EvictionPolicy) -> None:
+        """Refuse a model with a sliding window."""
+        refuse_windows(cache, "reuse")
 
 
 @reclaimers.register("reuse+vtoken")
@@ -78,6 +83,10 @@ class ReuseVToken(Reclaimer):
             self.theta_f, self.low_watermark, self.when, self.shared_blocks, self.layout, self.plan, self.copy_budget
         )
         object.__setattr__(self, "_copies", copies)
+
+    def check(self, cache: KVCache, policy: EvictionPolicy) -> None:
+        """Refuse a model with a sliding window."""
+        refuse_windows(cache, "reuse+vtoken")
 
     @property
     def needs_headroom(self) -> bool:  # type: ignore[override]

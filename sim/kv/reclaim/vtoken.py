@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from sim.errors import InputError
 from sim.kv.cache import KVCache
-from sim.kv.reclaim.base import Pressure, Reclaimer, reclaimers
+from sim.kv.policies.base import EvictionPolicy
+from sim.kv.reclaim.base import Pressure, Reclaimer, reclaimers, refuse_windows
 from sim.kv.repack import RepackPlan
 from sim.kv.scatter import most_to_win, share_out
 from sim.kv.state import H
@@ -74,6 +75,11 @@ class VToken(Reclaimer):
                 raise InputError(f"{self.name}: {name}: expected a share in [0, 1], got {getattr(self, name)}")
         if not 0 <= self.copy_budget < math.inf:
             raise InputError(f"{self.name}: copy_budget: expected a share of at least 0, got {self.copy_budget}")
+
+    def check(self, cache: KVCache, policy: EvictionPolicy) -> None:
+        """Refuse a model with a sliding window, if order is lost."""
+        if self.layout != "ordered":
+            refuse_windows(cache, f"{self.name}: layout {self.layout}")
 
     @property
     def needs_headroom(self) -> bool:  # type: ignore[override]
