@@ -1,7 +1,7 @@
 # Two commands set everything up on a machine that has Python 3.11 or newer, its venv module, and a package index:
-#   make demo    a policy sweep over the small built-in trace, with tables and plots
+#   make demo    a policy sweep over the small built-in trace, with tables, plots and a page
 #   make test    every test
-# `make lint test` is what .ci/run does. Variables: PYTHON (interpreter), VENV (folder), JOBS (test processes).
+# `make browser lint test` is what .ci/run does. Variables: PYTHON (interpreter), VENV (folder), JOBS (test processes).
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,7 +21,7 @@ KVPRESS_READY := $(KVPRESS_VENV)/.ready
 KVPRESS_PIP := $(KVPRESS_VENV)/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench vllm kvpress bench-vllm wheel clean distclean
+.PHONY: help demo test browser lint format bench vllm kvpress bench-vllm wheel clean distclean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -60,13 +60,26 @@ $(KVPRESS_READY):
 
 # ---- what a user runs ------------------------------------------------------------------------------------------------
 
-demo: $(DEMO_READY)  ## a policy sweep with tables and plots (minutes, no GPU, no torch)
+demo: $(DEMO_READY)  ## a policy sweep with tables, plots and a page (minutes, no GPU, no torch)
 	$(BIN)/vtoken sweep $(DEMO)/sweep.toml --out $(DEMO_OUT)
 	$(BIN)/vtoken plot $(DEMO_OUT)
-	@echo "Results are in $(DEMO_OUT): a table and a folder for each run; the pictures are in $(DEMO_OUT)/plots"
+	@for reclaimer in naive vtoken; do \
+	    $(BIN)/vtoken run --config $(DEMO)/events.toml --reclaimer $$reclaimer \
+	        --events --out $(DEMO_OUT)/events/$$reclaimer --quiet > /dev/null || exit; \
+	done
+	@$(BIN)/vtoken report $(DEMO_OUT) > /dev/null
+	@echo "Results are in $(DEMO_OUT): tables, a file for each run, pictures in $(DEMO_OUT)/plots"
+	@echo "Open this page in a browser: file://$(abspath $(DEMO_OUT))/report.html"
 
 test: $(TEST_READY)  ## every test, the slow ones too (sets up torch for CPU)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not bench"
+
+browser:  ## Chromium and its driver for the tests of the report: by apt, where that is possible
+	@command -v chromedriver > /dev/null \
+	    || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
+	        && apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+	            chromium chromium-driver; } > /dev/null 2>&1 \
+	    || echo "note: no chromedriver here, and none could be installed: the tests of the report in a browser are skipped"
 
 lint: $(TEST_READY)  ## style, format, types, import rules
 	$(BIN)/ruff check .

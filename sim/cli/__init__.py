@@ -31,6 +31,7 @@ COMMANDS = {
     "results": ("sim.cli.sweep:results", None, "Print the tables of a sweep."),
     "search": ("sim.cli.search:app", None, "Find limits: requests that fit together, rates that bounds allow."),
     "plot": ("sim.cli.plot:plot", None, "Draw what a run or a sweep shows."),
+    "report": ("sim.cli.report:report", None, "Write one HTML page about a run or a sweep, with block maps to play."),
     "trace": ("sim.cli.trace:app", None, "Describe, convert and generate traces."),
     "profile": ("sim.cli.profile:app", None, "Make and show cost profiles: what steps and copies cost on a device."),
     "config": ("sim.cli.config:app", None, "Show what can be configured, and what is."),

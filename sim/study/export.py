@@ -22,7 +22,9 @@ RUN_FILES = (
     "pool.parquet",
     "events.parquet",
 )
-"""What a run's directory may hold, apart from the folder ``plots``."""
+"""What a run's directory may hold, apart from what was drawn from it."""
+
+DRAWN = ("plots", "report.html")
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def check_replaceable(out: Path) -> None:
     if not out.is_dir():
         raise InputError(f"{out}: expected a directory, it is a file")
     names = {entry.name for entry in out.iterdir()}
-    foreign = sorted(names - {*RUN_FILES, "plots"})
+    foreign = sorted(names - {*RUN_FILES, *DRAWN})
     if names and ("summary.json" not in names or foreign):
         what = f"it holds {foreign[0]}" if foreign else "it is not a complete run"
         raise InputError(f"{out}: not empty, and not a previous run to replace: {what}; choose another directory")

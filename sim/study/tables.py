@@ -27,6 +27,7 @@ __all__ = [
     "markdown",
     "paired",
     "reclaimer_rank",
+    "sections",
     "text",
 ]
 
@@ -160,7 +161,7 @@ def _spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> Spread:
     return Spread(float(values.mean()), float(high - low) / 2)
 
 
-def _sections(table: pd.DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def sections(table: pd.DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Yield a title, the heads and the rows of text for each metric; the first heads are of the index."""
     for metric in METRICS:
         if metric.column not in table.columns:
@@ -198,7 +199,7 @@ def text(table: pd.DataFrame) -> list[Table]:
     from rich.table import Table
 
     shown = []
-    for title, heads, rows in _sections(paired(table)):
+    for title, heads, rows in sections(paired(table)):
         grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
         index = len(heads) - sum(1 for head in heads if head in set(table["reclaimer"]))
         for place, head in enumerate(heads):
@@ -212,7 +213,7 @@ def text(table: pd.DataFrame) -> list[Table]:
 def markdown(table: pd.DataFrame) -> str:
     """Return the same tables as Markdown."""
     parts = []
-    for title, heads, rows in _sections(paired(table)):
+    for title, heads, rows in sections(paired(table)):
         lines = [_line(cells) for cells in (heads, ["---"] * len(heads), *rows)]
         parts.append(f"**{title}**\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)

@@ -88,6 +88,17 @@ def test_the_worked_example_of_a_repack(tmp_path: Path) -> None:
     assert [printed] == shown
 
 
+@pytest.mark.slow
+def test_the_commands_of_the_page_on_reports(tmp_path: Path) -> None:
+    call("bash", "-c", shell("report.md"), cwd=tmp_path)
+    page = (tmp_path / "both.html").read_text(encoding="utf-8")
+    assert '"label": "naive"' in page
+    assert '"label": "vtoken"' in page
+    picture = "block_map.svg"
+    assert (tmp_path / "runs" / "vtoken" / "plots" / picture).stat().st_size > 10_000
+    assert (DOCS / "images" / picture).stat().st_size > 10_000
+
+
 def test_the_fit_of_the_page_on_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     ((_, _, text),) = [block for block in blocks("profiles.md") if block[0] == "python"]
     exec(compile(text, "profiles.md", "exec"), {})

@@ -57,6 +57,12 @@ def test_the_wheel_carries_the_cost_profiles(wheel: zipfile.ZipFile) -> None:
     assert profiles <= set(wheel.namelist())
 
 
+def test_the_wheel_carries_the_parts_of_the_page(wheel: zipfile.ZipFile) -> None:
+    parts = {str(path.relative_to(ROOT)) for path in (ROOT / "sim" / "study" / "report" / "assets").iterdir()}
+    assert {Path(part).suffix for part in parts} == {".css", ".html", ".js"}
+    assert parts <= set(wheel.namelist())
+
+
 def test_one_command(wheel: zipfile.ZipFile) -> None:
     entry_points = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     commands = ["calibrate", "replay", "validate"]

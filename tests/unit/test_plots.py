@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from pathlib import Path
 
@@ -15,14 +16,17 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from sim.errors import InputError
+from sim.kv.events import KVEventLog
 from sim.kv.policies import policies
 from sim.study import plots
 from sim.study.config import SimConfig
-from sim.study.plots.pool import MOST_BLOCKS, _classes, _window
+from sim.study.plots.pool import MOST_BLOCKS, _classes, window
 from sim.study.plots.style import (
     FORMATS,
     POLICY_LOOKS,
+    RAMP_COLOURS,
     RECLAIMER_LOOKS,
+    SLOT_COLOURS,
     policy_colour,
     policy_marker,
     reclaimer_line,
@@ -32,6 +36,7 @@ from sim.study.result import RunResult
 from sim.study.spec import SweepSpec
 from sim.study.store import Store
 from tests.support import made_up
+from tests.support.replay import logged
 
 SPEC = SweepSpec(
     grid={"policy": ["h2o", "streaming_llm"], "budget": [0.3, 0.5], "reclaimer": ["naive", "vtoken", "ideal"]},
@@ -195,6 +200,16 @@ def test_looks_tell_policies_and_reclaimers_apart() -> None:
     assert reclaimer_line("yours") == reclaimer_line("yours")
 
 
+def test_the_steps_from_dead_to_live_are_told_apart_without_hues() -> None:
+    def lightness(colour: str) -> float:
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in to_rgba(colour)[:3]]
+        return 116 * float(np.dot(linear, (0.2126, 0.7152, 0.0722))) ** (1 / 3) - 16
+
+    steps = [lightness(colour) for colour in RAMP_COLOURS]
+    assert all(darker < lighter - 2 for lighter, darker in itertools.pairwise(steps))
+    assert RAMP_COLOURS[-1] == SLOT_COLOURS["live"]
+
+
 def test_pool_classes_are_the_quarters_of_a_block() -> None:
     live = np.array([0, 0, 1, 4, 5, 8, 9, 12, 13, 15, 16])
     owner = np.array([-1, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0])
@@ -205,10 +220,10 @@ def test_pool_classes_are_the_quarters_of_a_block() -> None:
 def test_of_a_large_pool_the_part_that_changed_is_shown() -> None:
     changed = np.zeros(3 * MOST_BLOCKS, bool)
     changed[-50:] = True
-    shown = _window(changed)
+    shown = window(changed)
     assert len(shown) == MOST_BLOCKS
     assert changed[shown].all() or changed[shown].sum() == 50
-    assert _window(np.ones(10, bool)).tolist() == list(range(10))
+    assert window(np.ones(10, bool)).tolist() == list(range(10))
 
 
 def test_without_a_repack_there_is_no_pool_to_draw() -> None:
@@ -276,3 +291,33 @@ def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path, result
     result.save(tmp_path / "run")
     with pytest.raises(InputError, match="cannot write there"):
         plots.plot_directory(tmp_path / "run", tmp_path / "run" / "summary.json" / "x")
+
+
+def test_the_slots_around_a_repack(tmp_path: Path, result: RunResult) -> None:
+    log = logged()
+    figure = plots.block_map_around_repack(log, "mine")
+    check(figure)
+    title = figure.get_suptitle()
+    used, live, dead = [], [], []
+    for axes in figure.axes:
+        numbers = [int(number) for number in re.findall(r"\d+", axes.get_title("left"))]
+        for values, number in zip((used, live, dead), numbers, strict=True):
+            values.append(number)
+    assert used[0] - used[1] == int(re.search(r"frees (\d+) blocks", title)[1]) > 0
+    assert live[0] == live[1]
+    assert dead[0] > dead[1]
+    assert title.startswith("mine: ")
+    result.save(tmp_path / "run")
+    log.save(tmp_path / "run" / "events.parquet")
+    assert plots.plot_directory(tmp_path / "run")[-1].name == "block_map.png"
+
+
+def test_of_a_large_pool_the_slots_of_a_part_are_drawn() -> None:
+    log = logged()
+    figure = plots.block_map_around_repack(KVEventLog(log.records, log.block_size, 5000))
+    assert "(480 of 5,000 blocks shown)" in figure.get_suptitle()
+
+
+def test_without_a_repack_there_are_no_slots_to_draw() -> None:
+    with pytest.raises(InputError, match="no repack took effect"):
+        plots.block_map_around_repack(logged(reclaimer="naive"))

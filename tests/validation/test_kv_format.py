@@ -64,12 +64,19 @@ def test_an_event_log_says_whose_bytes_it_is_about(tmp_path: Path, model: str, k
     assert (log.model, log.kv_dtype) == (model, name)
 
 
-@pytest.mark.parametrize("model", ["minicpm3-4b", "deepseek-v2-lite", "gpt-oss-20b", "gemma-3-12b", "mistral-7b-v0.1"])
+@pytest.mark.parametrize("model", ["minicpm3-4b", "deepseek-v2-lite", "gpt-oss-20b", "gemma-3-12b"])
 @pytest.mark.parametrize("budget", [{"budget": 0.5}, {"budget_memory": "16MB"}])
 def test_models_of_other_kinds_run(model: str, budget: dict[str, float | str]) -> None:
     result = simulate(SimConfig(trace="poisson:rate=9,n=5,prompt=400,output=30", model=model, **budget))  # type: ignore[arg-type]
     assert result.summary["finished"] == 5
     assert result.summary["step_cost_used"] == "roofline"
+
+
+def test_where_every_layer_has_a_window_only_that_can_be_kept() -> None:
+    config = SimConfig(trace="poisson:rate=9,n=5,prompt=400,output=30", model="mistral-7b-v0.1", policy="full")
+    assert simulate(config).summary["finished"] == 5
+    with pytest.raises(InputError, match="every layer has a window"):
+        simulate(config.replace(policy="h2o"))
 
 
 def test_a_profile_of_another_kind_of_model_is_not_made_up() -> None:

@@ -1,5 +1,6 @@
 """Pictures of runs and sweeps; every function returns matplotlib figures or axes and leaves pyplot alone."""
 
+from sim.study.plots.block_map import block_map_around_repack
 from sim.study.plots.concurrency import concurrency_over_time
 from sim.study.plots.directory import plot_directory, run_figures, sweep_figures
 from sim.study.plots.latency import latency_by_setting, latency_cdf
@@ -17,6 +18,7 @@ from sim.study.plots.slots import slots_over_time
 
 __all__ = [
     "bars_by_setting",
+    "block_map_around_repack",
     "concurrency_by_setting",
     "concurrency_over_time",
     "fragmentation_by_setting",

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.errors import InputError, did_you_mean
+from sim.kv.events import KVEventLog
 from sim.study.config import SimConfig
+from sim.study.plots.block_map import block_map_around_repack, has_repack
 from sim.study.plots.concurrency import concurrency_over_time
 from sim.study.plots.latency import latency_by_setting, latency_cdf
 from sim.study.plots.liveness import liveness_over_time
@@ -61,7 +63,7 @@ def plot_directory(directory: str | Path, out: str | Path | None = None, *, file
         raise InputError(f"--format: expected one of {', '.join(FORMATS)}, got {file_format!r}{hint}")
     if not directory.is_dir():
         raise InputError(f"{directory}: expected the directory of a run or a sweep, there is none")
-    figures = sweep_figures(Store(directory)) if Store.is_store(directory) else run_figures(RunResult.load(directory))
+    figures = sweep_figures(Store(directory)) if Store.is_store(directory) else _of_run(directory)
     out = directory / "plots" if out is None else Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -72,6 +74,16 @@ def plot_directory(directory: str | Path, out: str | Path | None = None, *, file
     except OSError as error:
         raise InputError(f"{out}: cannot write there: {error.strerror}") from None
     return paths
+
+
+def _of_run(directory: Path) -> Iterator[tuple[str, Figure]]:
+    result = RunResult.load(directory)
+    yield from run_figures(result)
+    events = directory / "events.parquet"
+    if events.exists():
+        log = KVEventLog.load(events)
+        if has_repack(log):
+            yield "block_map", block_map_around_repack(log, result.config.label)
 
 
 def run_figures(result: RunResult) -> Iterator[tuple[str, Figure]]:

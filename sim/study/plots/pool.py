@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sim.study.result import RunResult
 
-__all__ = ["pool_before_after"]
+__all__ = ["pool_before_after", "window"]
 
 MOST_BLOCKS = 4096
 
@@ -38,7 +38,7 @@ def pool_before_after(result: RunResult) -> Figure:
     changed = (snapshot["live_before"] != snapshot["live_after"]) | (
         snapshot["owner_before"] != snapshot["owner_after"]
     )
-    shown = _window(changed)
+    shown = window(changed)
     columns = max(16, math.ceil(math.sqrt(2 * len(shown))))
     rows = math.ceil(len(shown) / columns)
     figure = new_figure(10.0, 1.6 + 4.2 * rows / columns)
@@ -69,14 +69,16 @@ def pool_before_after(result: RunResult) -> Figure:
     return figure
 
 
-def _window(changed: np.ndarray[Any, np.dtype[np.bool_]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the ids of the blocks to show, at most ``MOST_BLOCKS`` in a row, with as many changed ones as can be."""
-    if len(changed) <= MOST_BLOCKS:
+def window(
+    changed: np.ndarray[Any, np.dtype[np.bool_]], most: int = MOST_BLOCKS
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the ids of the blocks to show, at most ``most`` in a row, with as many changed ones as can be."""
+    if len(changed) <= most:
         return np.arange(len(changed))
     inside = np.concatenate(([0], np.cumsum(changed)))
-    counts = inside[MOST_BLOCKS:] - inside[:-MOST_BLOCKS]
+    counts = inside[most:] - inside[:-most]
     first = int(np.argmax(counts))
-    return np.arange(first, first + MOST_BLOCKS)
+    return np.arange(first, first + most)
 
 
 def _classes(

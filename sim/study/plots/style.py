@@ -6,7 +6,7 @@ import functools
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "LIVENESS_COLOURS",
+    "RAMP_COLOURS",
     "SLOT_COLOURS",
     "axes_or_new",
     "base_name",
@@ -32,6 +33,7 @@ __all__ = [
     "reclaimer_marker",
     "save",
     "styled",
+    "write",
 ]
 
 P = ParamSpec("P")
@@ -87,6 +89,9 @@ SLOT_COLOURS = {
     "copy destination": "#009E73",
     "free": "#E4E4E4",
 }
+
+RAMP_COLOURS = ("#F28C3C", "#CA8A61", "#A28779", "#7A818D", "#517BA0", "#0072B2")
+"""Share of a block's slots that is live: none, four quarters, all. From orange to blue, and darker all the way."""
 
 # Dark is dead, light is full: cividis, which keeps its order in greyscale.
 LIVENESS_COLOURS = ("#00224E", "#35456C", "#666970", "#948E77", "#C8B866", "#FEE838")
@@ -144,8 +149,13 @@ def axes_or_new(axes: Axes | None, width: float = 7.0, height: float = 3.6) -> A
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure; equal figures give equal bytes."""
+    write(figure, path, path.suffix[1:])
+
+
+def write(figure: Figure, to: Path | BinaryIO, file_format: str) -> None:
+    """Write a figure to a file of any name, or one that is open."""
     with mpl.rc_context(RC):
-        figure.savefig(path, metadata=METADATA[path.suffix[1:]])
+        figure.savefig(to, format=file_format, metadata=METADATA[file_format])
 
 
 def base_name(spec: str) -> str:
