@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from benchmarks.child import ROOT, FailedError, run
 from benchmarks.figures import Figure, missed
 
-PARTS = ("steps", "policies", "reclaimers", "process", "memory", "sweep", "start")
+PARTS = ("steps", "policies", "reclaimers", "process", "memory", "sweep", "many", "start")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "duration"]
 
 
 class Progress:
@@ -58,7 +58,7 @@ class Progress:
         if rate:
             parts.append(f"{rate:,.3g} {self.unit}/s" if rate < 100 else f"{rate:,.0f} {self.unit}/s")
             if self.total is not None:
-                parts.append(f"{_duration((self.total - self.done) / rate)} left")
+                parts.append(f"{duration((self.total - self.done) / rate)} left")
         return ", ".join([*parts, note] if note else parts)
 
     def message(self, text: str) -> None:
@@ -86,7 +86,7 @@ class Progress:
         self._stream.flush()
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return ``"42 s"``, ``"3 min 10 s"`` or ``"2 h 5 min"``."""
     whole = round(seconds)
     if whole < 60:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.executors import Dask, DaskLocal, Workers, executor, going_on
 from sim.cli.options import with_config_flags
 from sim.cli.screen import wide_console
 
@@ -37,7 +38,6 @@ _Checks = Annotated[
         "what holds at a value holds at all lower ones.",
     ),
 ]
-_Workers = Annotated[int | None, typer.Option(min=1, help="Processes; one for each processor when not given.")]
 _Json = Annotated[
     bool,
     typer.Option("--json", help="Print answers and probes as one JSON object.", rich_help_panel=OUTPUT),
@@ -65,7 +65,9 @@ def concurrency(
         int | None, typer.Option("--to", min=1, help="Most to look at; all that the trace holds when not given.")
     ] = None,
     checks: _Checks = 2,
-    workers: _Workers = None,
+    workers: Workers = None,
+    dask: Dask = None,
+    dask_local: DaskLocal = None,
     as_json: _Json = False,
     quiet: _Quiet = False,
 ) -> None:
@@ -85,7 +87,7 @@ def concurrency(
         (group, Concurrency(group, load=load, rounds=rounds, low=least, high=most))  # type: ignore[arg-type]
         for group in about
     ]
-    _conclude(_search(asked, out, checks, workers, quiet), out, as_json)
+    _conclude(_search(asked, out, checks, (workers, dask, dask_local), quiet), out, as_json)
 
 
 @app.command("sla-throughput", short_help="The highest arrival rate that keeps within latency bounds.")
@@ -123,7 +125,9 @@ def sla_throughput(
         typer.Option("--min-duration-s", help="The whole trace must last this long, or the rate is out of range."),
     ] = 60.0,
     checks: _Checks = 2,
-    workers: _Workers = None,
+    workers: Workers = None,
+    dask: Dask = None,
+    dask_local: DaskLocal = None,
     as_json: _Json = False,
     quiet: _Quiet = False,
 ) -> None:
@@ -155,7 +159,7 @@ def sla_throughput(
         )
         for group in _groups(spec, flags, TAKEN)
     ]
-    _conclude(_search(asked, out, checks, workers, quiet), out, as_json)
+    _conclude(_search(asked, out, checks, (workers, dask, dask_local), quiet), out, as_json)
 
 
 def _groups(path: Path | None, flags: dict[str, Any], taken: Sequence[str]) -> list[Group]:
@@ -168,18 +172,18 @@ def _groups(path: Path | None, flags: dict[str, Any], taken: Sequence[str]) -> l
 
 
 def _search(
-    questions: Sequence[tuple[Group, Question]], out: Path, checks: int, workers: int | None, quiet: bool
+    questions: Sequence[tuple[Group, Question]],
+    out: Path,
+    checks: int,
+    where: tuple[int | None, str | None, int | None],
+    quiet: bool,
 ) -> Report:
     from sim.progress import Progress
     from sim.study.search import search
 
     progress = Progress(None if quiet else sys.stderr, "runs")
-    try:
-        return search(questions, out, checks=checks, workers=workers, progress=progress)
-    except KeyboardInterrupt:
-        progress.clear()
-        print(f"interrupted; finished runs are in {out}, the same command goes on", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with going_on(out, progress), executor(*where, progress) as place:
+        return search(questions, out, checks=checks, workers=where[0], executor=place, progress=progress)
 
 
 def _conclude(report: Report, out: Path, as_json: bool) -> None:

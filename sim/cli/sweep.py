@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sim.cli.executors import Dask, DaskLocal, Workers, executor, going_on
 from sim.cli.options import with_config_flags
 from sim.cli.screen import wide_console
 from sim.errors import InputError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["results", "sweep"]
 
+SHOWN_RUNS = 50
+
 
 @with_config_flags(repeat=True)
 def sweep(
@@ -31,13 +34,18 @@ def sweep(
     spec: Annotated[
         Path | None, typer.Argument(metavar="[SPEC.toml]", help="What to run: base, grid, seeds, exclude, include.")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; one for each processor when not given.")
-    ] = None,
+    workers: Workers = None,
+    dask: Dask = None,
+    dask_local: DaskLocal = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Make at most this many runs now.")] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what would be run, and run nothing.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what would be run, how long it takes, and how much disk; keep nothing.")
+    ] = False,
+    probe_s: Annotated[
+        float, typer.Option(min=0, help="With --plan: seconds to try runs for, to say how long it takes; 0 for none.")
+    ] = 10.0,
 ) -> None:
-    """Simulate every combination of a grid and its seeds, in several processes.
+    """Simulate every combination of a grid and its seeds, in several processes or on a cluster.
 
     Any flag of a configuration may be given: once, and all runs have this value; several times, and it is an axis of
     the grid. Flags win over the file. The same command again goes on where it was stopped.
@@ -47,9 +55,12 @@ def sweep(
     """
     wanted = _spec(spec, flags)
     if plan:
+        from sim.study.executors import default_workers
+
         _print_plan(wanted.expand(), out)
+        _print_estimate(wanted.expand(), out, probe_s, None if dask else workers or dask_local or default_workers())
         return
-    _conclude(out, _run(wanted, out, workers, limit))
+    _conclude(out, _run(wanted, out, workers, dask, dask_local, limit))
 
 
 def results(
@@ -71,6 +82,9 @@ def results(
     except OSError as error:
         print(f"warning: {directory}: the tables are printed, not written: {error.strerror}", file=sys.stderr)
     _warn(aside)
+    missing, failed = store.missing(), len(store.failures())
+    if missing:
+        print(f"{missing} runs of the last sweep are missing; {failed} failed, see {directory}/failed", file=sys.stderr)
     if table.empty:
         raise InputError(f"{directory}: no finished run in it")
     if as_csv:
@@ -88,17 +102,15 @@ def _spec(path: Path | None, flags: dict[str, Any]) -> SweepSpec:
     return spec.with_flags({name: value if isinstance(value, list) else [value] for name, value in flags.items()})
 
 
-def _run(spec: SweepSpec, out: Path, workers: int | None, limit: int | None) -> SweepReport:
+def _run(
+    spec: SweepSpec, out: Path, workers: int | None, dask: str | None, dask_local: int | None, limit: int | None
+) -> SweepReport:
     from sim.progress import Progress
     from sim.study.sweep import sweep as run_all
 
     progress = Progress(sys.stderr, "runs")
-    try:
-        return run_all(spec, out, workers=workers, limit=limit, progress=progress)
-    except KeyboardInterrupt:
-        progress.clear()
-        print(f"interrupted; finished runs are in {out}, the same command goes on", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with going_on(out, progress), executor(workers, dask, dask_local, progress) as place:
+        return run_all(spec, out, workers=workers, executor=place, limit=limit, progress=progress)
 
 
 def _conclude(out: Path, report: SweepReport) -> None:
@@ -139,16 +151,45 @@ def _print_plan(plan: Plan, out: Path) -> None:
     names = ["policy", "keeps", "reclaimer", *varied, "seed"]
     for name in ("run", *names, "there"):
         table.add_column(name)
-    for run in plan.runs:
+    for run in plan.runs[:SHOWN_RUNS]:
         values = [str(getattr(run.config, name)) for name in names]
         table.add_row(run.config_hash, *values, "yes" if run.config_hash in done else "")
     console = wide_console()
     console.print(table)
+    if len(plan.runs) > SHOWN_RUNS:
+        console.print(f"... and {len(plan.runs) - SHOWN_RUNS:,} more", highlight=False)
     console.print(
         f"{len(plan.runs)} runs ({len(done)} there, {len(plan.runs) - len(done)} to make); "
         f"{plan.excluded} excluded, {plan.duplicates} duplicates dropped",
         highlight=False,
     )
+
+
+def _print_estimate(plan: Plan, out: Path, probe_s: float, processes: int | None) -> None:
+    """Say what the runs that are left will take, and on what that rests."""
+    from sim.progress import duration
+    from sim.study.estimate import estimate
+    from sim.study.store import Store
+
+    store = Store(out)
+    left = [run for run in plan.runs if not store.path(run.config_hash).exists()]
+    if not left:
+        return
+    found = estimate(left, store, probe_s)
+    console = wide_console()
+    if found.wall_s is None or found.size is None:
+        if not probe_s:
+            return
+        console.print("expected time: not known, no run could be tried in time (--probe-s)", highlight=False)
+        return
+    low, high = map(duration, found.wall_s)
+    parts = [f"{low} to {high} of one process"]
+    if processes is not None and processes > 1:
+        fast, slow = map(duration, found.on(processes))
+        parts.insert(0, f"{fast} to {slow} on {processes} processes")
+    few, many = (f"{size / 1e6:,.1f}" for size in found.size)
+    console.print(f"expected time: {'; '.join(parts)}; expected size: {few} to {many} MB", highlight=False)
+    console.print(f"from {found.rests_on}, and a quarter either way", highlight=False)
 
 
 def _print_table(table: pd.DataFrame) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from sim.errors import InputError
+from sim.registry import parse_spec
 from sim.study.config import SimConfig
 
-__all__ = ["check"]
+__all__ = ["check", "files_named"]
 
 
 def check(configs: Sequence[SimConfig]) -> None:
@@ -45,6 +49,18 @@ def check(configs: Sequence[SimConfig]) -> None:
             look(value)
     for trace, form, arrivals in _distinct((config.trace, config.format, config.arrivals) for config in configs):
         open_source(trace, format=form, arrivals=arrivals)
+
+
+def files_named(config: SimConfig) -> list[str]:
+    """Return the files and folders that a configuration names, as it names them."""
+    found = [config.trace] if config.trace != "default" and os.path.exists(config.trace) else []
+    for field in ("policy", "reclaimer", "attention", "step_cost", "copy_cost"):
+        spec = getattr(config, field)
+        names = [spec.partition(":")[2]]
+        with contextlib.suppress(InputError):
+            names += parse_spec(spec)[1].values()
+        found += filter(os.path.isfile, names)
+    return _distinct(found)
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

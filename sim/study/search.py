@@ -6,7 +6,6 @@ What is asked is a :class:`Question` (:mod:`sim.study.concurrency`, :mod:`sim.st
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
@@ -18,11 +17,12 @@ from sim.progress import Progress
 from sim.study.bisection import Axis, Found, highest
 from sim.study.check import check
 from sim.study.config import BUDGETS, SimConfig
+from sim.study.executors import Executor, RunFunction
 from sim.study.export import write_atomically
 from sim.study.result import RunResult, to_json
 from sim.study.spec import Run, SweepSpec
 from sim.study.store import Store
-from sim.study.sweep import RunFunction, default_workers, opened, outcomes
+from sim.study.sweep import opened, outcomes, working
 from sim.study.tables import BASELINE, RECLAIM_FIELDS
 
 if TYPE_CHECKING:
@@ -226,6 +226,7 @@ def search(
     *,
     checks: int = 2,
     workers: int | None = None,
+    executor: Executor | None = None,
     run: RunFunction | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -244,6 +245,8 @@ def search(
         Probes beyond the final bracket, on either side (:func:`sim.study.bisection.highest`).
     workers
         Processes; one for each processor if None, 0 to run in this process.
+    executor
+        Where runs are made, in place of these processes.
     run
         What makes a run; :func:`sim.study.run.simulate` if None.
     progress
@@ -253,6 +256,8 @@ def search(
     ------
     InputError
         If something in a configuration or the directory cannot be used.
+    WorkersError
+        If the executor has lost its workers.
     """
     progress = Progress(None, "runs") if progress is None else progress
     if run is None:
@@ -273,10 +278,8 @@ def search(
                         waiting.append(missing)
 
         go_on()
-        with contextlib.closing(
-            outcomes(waiting, store, run, default_workers() if workers is None else workers, progress)
-        ) as ending:
-            for outcome in ending:
+        with working(executor, workers, list(waiting)) as at_work:
+            for outcome in outcomes(waiting, store, run, at_work, progress):
                 made += 1
                 if outcome.error is None:
                     finished.add(outcome.config_hash)
@@ -285,7 +288,6 @@ def search(
                 go_on()
                 progress.update(made)
         progress.clear()
-        store.clean()  # of workers that died
         report = Report(tuple(each.finding() for each in searches), made, before)
         _write(store, report)
     return report

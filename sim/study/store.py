@@ -1,10 +1,9 @@
 """The results store: one directory, one Parquet file a finished run, named by the hash of its configuration.
 
-A file holds one row: the configuration's fields, the summary's figures, and the per-request, per-step and per-sample
-columns as nested values. So ``pandas.read_parquet(DIR / "runs")`` is the table of all runs, DuckDB reads the same
-files, and a column that is not asked for is not read. A file is written under a temporary name and renamed; what is not
-a complete file of ours is set aside and reported, never trusted. Nothing in it depends on when or where it was made:
-wall times go to ``timing.csv``, which differs from sweep to sweep.
+A file holds one row (:mod:`sim.study.run_file`). So ``pandas.read_parquet(DIR / "runs")`` is the table of all runs,
+DuckDB reads the same files, and a column that is not asked for is not read. A file is written under a temporary name
+and renamed; what is not a complete file of ours is set aside and reported, never trusted. Only one process writes: the
+one that holds the lock. What differs between equal sweeps is in ``timing.csv`` and ``index.jsonl``.
 """
 
 from __future__ import annotations
@@ -14,32 +13,21 @@ import dataclasses
 import io
 import itertools
 import json
-import os
-import types
-import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sim.errors import InputError
-from sim.study.columns import Columns, from_struct, to_struct
 from sim.study.config import BUDGETS, SimConfig
 from sim.study.export import write_atomically
+from sim.study.index import Entry, Index
 from sim.study.result import RunResult, to_json
-from sim.study.thin import thin_steps
-from sim.study.versions import package_version
+from sim.study.run_file import Packed, Row, examine, pack, table, unpack
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
-__all__ = ["Aside", "Store", "flat_summary"]
-
-FORMAT = b"1"
-STEP_ROWS = 2048
-NESTED = ("per_request", "per_step", "per_sample", "pool")
-TIMING = frozenset({"wall_s", "cpu_s"})
-"""Summary figures that are not results: they differ from machine to machine."""
+__all__ = ["Aside", "Store"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +54,7 @@ class Store:
         self.root = Path(root)
         self.runs = self.root / "runs"
         self.failed = self.root / "failed"
+        self.index = Index(self.root / "index.jsonl")
 
     def path(self, config_hash: str) -> Path:
         """Return the file of a run."""
@@ -113,21 +102,12 @@ class Store:
                 ) from None
             yield
 
-    def put(self, config_hash: str, result: RunResult) -> None:
+    def put(self, config_hash: str, run: RunResult | Packed) -> None:
         """Write a finished run; a reader sees all of it or nothing."""
-        import pyarrow.parquet as pq
-
-        temporary = self.runs / f".{config_hash}.{os.getpid()}.tmp"
-        # One row: neither dictionaries nor statistics are worth their bytes.
-        pq.write_table(
-            _to_table(config_hash, result),
-            temporary,
-            compression="zstd",
-            use_dictionary=False,
-            write_statistics=False,
-            write_page_checksum=True,
-        )
-        temporary.replace(self.path(config_hash))
+        packed = pack(config_hash, run) if isinstance(run, RunResult) else run
+        path = self.path(config_hash)
+        write_atomically(path, packed.data)
+        self.index.add(Entry.of(path, json.loads(packed.row)))
         (self.failed / f"{config_hash}.json").unlink(missing_ok=True)
 
     def put_failure(self, config_hash: str, config: SimConfig, error: str, traceback: str = "") -> None:
@@ -139,6 +119,14 @@ class Store:
         """Return the one-line error of each failed run by its hash."""
         records = [json.loads(path.read_text()) for path in sorted(self.failed.glob("[!.]*.json"))]
         return {record["config_hash"]: record["error"] for record in records}
+
+    def missing(self) -> int:
+        """Return how many runs of the last sweep here are not finished; 0 if none was here."""
+        try:
+            wanted = json.loads((self.root / "sweep.json").read_text(encoding="utf-8"))["runs"]
+        except (OSError, ValueError, KeyError):
+            return 0
+        return sum(not self.path(config_hash).exists() for config_hash in wanted)
 
     def clean(self) -> int:
         """Remove what killed processes left behind; return how many files that were. Call it under the lock."""
@@ -162,8 +150,20 @@ class Store:
         """
         finished: set[str] = set()
         aside: list[Aside] = []
+        # Without their rows: a large store's would fill the memory, and only the version is asked for.
+        known = {each.name: dataclasses.replace(each, row={"version": each.row["version"]}) for each in self.index}
+        self.index.mend()
         for path in self._files():
-            row = _examine(path, version)
+            entry = known.get(path.name)
+            row: Row | str
+            if entry is not None and entry.holds(path.stat()):
+                row = entry.row
+            else:
+                row = examine(path)
+                if not isinstance(row, str):
+                    self.index.add(Entry.of(path, row))
+            if not isinstance(row, str) and version not in (None, row["version"]):
+                row = f"made by version {row['version']}, this is {version}"
             if isinstance(row, str):
                 aside.append(Aside(_move_aside(path, self.root / "set_aside"), row))
             else:
@@ -181,7 +181,7 @@ class Store:
         InputError
             If it is missing, damaged, or not ours.
         """
-        return _from_table(_read(self.path(config_hash)), self.path(config_hash))
+        return unpack(self.path(config_hash))
 
     def frame(self) -> tuple[pd.DataFrame, list[Aside]]:
         """Return the table of all finished runs (configuration and summary), and the files that could not be used.
@@ -189,26 +189,30 @@ class Store:
         Rows are ordered by the configuration, so that equal stores give equal tables. Nothing is moved.
         """
         import pandas as pd
-        import pyarrow as pa
 
-        tables: list[pa.Table] = []
+        files = {path.name: path for path in self._files()}
+        rows: dict[str, Row] = {}
+        for entry in self.index:
+            with contextlib.suppress(KeyError, OSError):
+                if entry.holds(files[entry.name].stat()):
+                    rows[entry.config_hash] = entry.row
+                    del files[entry.name]
         aside: list[Aside] = []
-        for path in self._files():
-            row = _examine(path)
+        for path in files.values():
+            row = examine(path)
             if isinstance(row, str):
                 aside.append(Aside(path, row))
             else:
-                tables.append(row)
-        if not tables:
+                rows[path.stem] = row
+        if not rows:
             return pd.DataFrame(), aside
-        table = pa.concat_tables(tables, promote_options="permissive").to_pandas()
+        runs = table(dict(sorted(rows.items()))).to_pandas()
         for name, field in SimConfig.model_fields.items():
-            if name not in table:  # younger than every run here
-                table[name] = field.default
+            if name not in runs:  # younger than every run here
+                runs[name] = field.default
         order = ["policy", *BUDGETS, "reclaimer", "seed", "config_hash"]
         rest = [name for name in SimConfig.model_fields if name not in order]
-        table = table.sort_values([*order[:-2], *rest, *order[-2:]], kind="stable", ignore_index=True)
-        return table.drop(columns=["config_json", "summary_json", "versions_json"]), aside
+        return runs.sort_values([*order[:-2], *rest, *order[-2:]], kind="stable", ignore_index=True), aside
 
     def write_tables(self, table: pd.DataFrame) -> None:
         """Write a table of all runs as ``summary.csv`` and ``summary.parquet``."""
@@ -216,123 +220,6 @@ class Store:
         table.to_parquet(binary, index=False)
         write_atomically(self.root / "summary.csv", table.to_csv(index=False))
         write_atomically(self.root / "summary.parquet", binary.getvalue())
-
-
-def flat_summary(summary: dict[str, Any]) -> dict[str, Any]:
-    """Flatten ``{"ttft_s": {"p95": x}}`` to ``{"ttft_s_p95": x}``, leaving out timing of the simulation itself."""
-    flat: dict[str, Any] = {}
-    for key, value in summary.items():
-        if isinstance(value, dict):
-            flat.update({f"{key}_{part}": item for part, item in value.items()})
-        elif key not in TIMING and not isinstance(value, list | tuple):
-            flat[key] = value
-    return flat
-
-
-def _arrow_type(annotation: Any) -> pa.DataType:
-    """Return the column type of a configuration field, the same whether or not it has a value."""
-    import pyarrow as pa
-
-    if isinstance(annotation, types.UnionType):
-        annotation = next(kind for kind in typing.get_args(annotation) if kind is not type(None))
-    return {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}.get(annotation, pa.string())
-
-
-def _to_table(config_hash: str, result: RunResult) -> pa.Table:
-    """Return the one row of a run."""
-    import pyarrow as pa
-
-    summary = {key: value for key, value in result.summary.items() if key not in TIMING}
-    columns: dict[str, Any] = {"config_hash": pa.array([config_hash])}
-    for name, field in SimConfig.model_fields.items():
-        columns[name] = pa.array([getattr(result.config, name)], _arrow_type(field.annotation))
-    for name, value in flat_summary(summary).items():
-        if name not in columns and name not in NESTED:
-            plain = value.item() if hasattr(value, "item") else value
-            columns[name] = pa.array([plain], pa.float64() if plain is None else None)
-    columns["config_json"] = pa.array([result.config.to_json()])
-    columns["summary_json"] = pa.array([to_json(summary)])
-    columns["versions_json"] = pa.array([to_json(result.versions)])
-    columns["vtoken_version"] = pa.array([package_version()])
-    nested = {
-        "per_request": result.requests,
-        "per_step": thin_steps(result.steps, STEP_ROWS),
-        "per_sample": result.liveness,
-        "pool": _pool_columns(result.pool_snapshot),
-    }
-    columns |= {name: to_struct(values) for name, values in nested.items()}
-    return pa.table(columns).replace_schema_metadata({b"vtoken_store": FORMAT})
-
-
-def _pool_columns(snapshot: dict[str, Any] | None) -> Columns:
-    """Return the snapshot as columns; no snapshot is one with no blocks."""
-    import numpy as np
-
-    names = ("live_before", "owner_before", "live_after", "owner_after")
-    if snapshot is None:
-        return {"clock_s": np.zeros(0)} | {name: np.zeros(0, np.int32) for name in names}
-    return {"clock_s": np.array([snapshot["clock_s"]])} | {name: snapshot[name] for name in names}
-
-
-def _from_table(table: pa.Table, path: Path) -> RunResult:
-    row = {name: table[name].combine_chunks() for name in table.column_names}
-    pool: dict[str, Any] | None = dict(from_struct(row["pool"]))
-    assert pool is not None
-    if len(pool["clock_s"]):
-        pool["clock_s"] = float(pool["clock_s"][0])
-    else:
-        pool = None
-    return RunResult(
-        config=SimConfig.from_json(row["config_json"][0].as_py(), where=str(path)),
-        config_hash=row["config_hash"][0].as_py(),
-        summary=json.loads(row["summary_json"][0].as_py()),
-        requests=from_struct(row["per_request"]),
-        steps=from_struct(row["per_step"]),
-        liveness=from_struct(row["per_sample"]),
-        pool_snapshot=pool,
-        versions=json.loads(row["versions_json"][0].as_py()),
-    )
-
-
-def _read(path: Path) -> pa.Table:
-    """Read a run's whole row."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_table(path, page_checksum_verification=True)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such run") from None
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: damaged: {error}") from None
-
-
-def _examine(path: Path, version: str | None = None) -> pa.Table | str:
-    """Return a run's row without its nested columns, or why the file cannot be taken for a finished run.
-
-    Truncation anywhere shows, because the index of a Parquet file is at its end; every page that is read is compared
-    with its checksum. The pages of nested columns are left to :meth:`Store.load`, or resuming a large sweep would read
-    all of it.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if path.suffix != ".parquet" or not path.is_file():
-        return "not a run of this store"
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if (file.schema_arrow.metadata or {}).get(b"vtoken_store") != FORMAT:
-                return "a Parquet file, but not a run of this store"
-            names = [name for name in file.schema_arrow.names if name not in NESTED]
-            row = file.read(columns=names, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        return f"truncated or damaged: {' '.join(str(error).split())[:120]}"
-    if row.num_rows != 1 or row["config_hash"][0].as_py() != path.stem:
-        return "its name is not the hash of the configuration inside"
-    made_by = row["vtoken_version"][0].as_py()
-    if version is not None and made_by != version:
-        return f"made by version {made_by}, this is {version}"
-    return row
 
 
 def _move_aside(path: Path, folder: Path) -> Path:

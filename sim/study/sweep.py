@@ -1,39 +1,24 @@
-"""Run many configurations on local processes; resumable, whatever ends it."""
+"""Run many configurations, wherever an executor makes them; resumable, whatever ends it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
-import multiprocessing
-import os
-import signal
-import threading
-import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait as wait_for_end
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
-from sim.errors import InputError, NoProgressError
 from sim.progress import Progress
 from sim.study.check import check
-from sim.study.config import SimConfig
+from sim.study.executors import Executor, InProcess, LocalPool, Lost, Made, RunFunction, default_workers
 from sim.study.export import write_atomically
-from sim.study.result import RunResult
 from sim.study.spec import Plan, Run, SweepSpec
 from sim.study.store import Aside, Store
 from sim.study.tables import paired
 from sim.study.versions import package_version
 
-__all__ = ["Outcome", "RunFunction", "SweepReport", "default_workers", "opened", "outcomes", "sweep"]
-
-RunFunction = Callable[[SimConfig], RunResult]
-"""What a worker calls for each run; it must be importable by name."""
+__all__ = ["Outcome", "SweepReport", "opened", "outcomes", "sweep", "timings", "working"]
 
 TICK_S = 0.5
 
@@ -80,16 +65,12 @@ class SweepReport:
         return tuple(outcome for outcome in self.outcomes if outcome.error is not None)
 
 
-def default_workers() -> int:
-    """Return the number of processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def sweep(
     spec: SweepSpec,
     out: str | Path,
     *,
     workers: int | None = None,
+    executor: Executor | None = None,
     limit: int | None = None,
     run: RunFunction | None = None,
     progress: Progress | None = None,
@@ -97,7 +78,7 @@ def sweep(
     """Make every run of ``spec`` that ``out`` does not hold yet, and the tables of all.
 
     Each finished run is a file of its own in ``out/runs``. Stopping at any moment, by whatever means, loses at most the
-    runs in flight: the same call goes on. Results do not depend on the number of workers.
+    runs in flight: the same call goes on. Results do not depend on where runs are made, nor on how many at once.
 
     Parameters
     ----------
@@ -108,6 +89,8 @@ def sweep(
     workers
         Processes; one for each processor if None, 0 to run in this process. Workers import the calling program's main
         module, so a script must call this under ``if __name__ == "__main__":``.
+    executor
+        Where runs are made, in place of these processes.
     limit
         Make at most this many runs now.
     run
@@ -119,6 +102,8 @@ def sweep(
     ------
     InputError
         If the specification or the directory cannot be used.
+    WorkersError
+        If the executor has lost its workers. What was finished is kept.
     """
     plan = spec.expand()
     if run is None:
@@ -128,25 +113,48 @@ def sweep(
         _write_spec(store.root / "sweep.json", spec, plan)
         todo = [each for each in plan.runs if each.config_hash not in finished]
         now = todo if limit is None else todo[:limit]
-        workers = min(default_workers() if workers is None else workers, len(now))
         made: list[Outcome] = []
-        progress.start(len(now))
-        with contextlib.closing(outcomes(deque(now), store, run, workers, progress)) as ending:
-            for outcome in ending:
+        with working(executor, workers, now) as at_work:
+            progress.start(len(now))
+            for outcome in outcomes(deque(now), store, run, at_work, progress):
                 made.append(outcome)
                 if outcome.error is not None:
                     progress.message(f"failed: run {outcome.config_hash}: {outcome.error}")
                 progress.update(len(made))
         progress.clear()
-        store.clean()  # of workers that died
         store.write_tables(paired(store.frame()[0]))
     done_before = len(plan.runs) - len(todo)
     return SweepReport(plan, done_before, tuple(made), len(todo) - len(now), tuple(aside), cleaned)
 
 
+@contextlib.contextmanager
+def working(executor: Executor | None, workers: int | None, runs: Sequence[Run]) -> Iterator[Executor]:
+    """Give the executor to use for these runs, once it was asked whether it can make them."""
+    if executor is None:
+        workers = default_workers() if workers is None else workers
+        executor = LocalPool(workers) if workers else InProcess()
+    with executor:
+        if runs:
+            executor.check(runs)
+        yield executor
+
+
 def _write_spec(path: Path, spec: SweepSpec, plan: Plan) -> None:
     content = {"format": 1, "spec": spec.to_dict(), "runs": [run.config_hash for run in plan.runs]}
     write_atomically(path, json.dumps(content, indent=2) + "\n")
+
+
+def timings(root: Path) -> dict[str, float]:
+    """Return the wall time (s) of each finished run that timing.csv has; of several, the last."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError):
+        for line in (root / "timing.csv").read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+            config_hash, *fields = line.split(",")
+            with contextlib.suppress(ValueError):
+                wall_s, ok = fields
+                if ok == "1":
+                    found[config_hash] = float(wall_s)
+    return found
 
 
 def _note(store: Store, outcome: Outcome) -> None:
@@ -182,9 +190,9 @@ def opened(out: str | Path, progress: Progress) -> Iterator[tuple[Store, set[str
 
 
 def outcomes(
-    waiting: deque[Run], store: Store, run: RunFunction | None, workers: int, progress: Progress
+    waiting: deque[Run], store: Store, run: RunFunction | None, executor: Executor, progress: Progress
 ) -> Generator[Outcome]:
-    """Make the runs that wait, and yield how each ended, as they end.
+    """Make the runs that wait, keep what they give, and yield how each ended, as they end.
 
     Runs that the caller adds to ``waiting`` between two outcomes are made, too. Wall times go to timing.csv.
 
@@ -196,123 +204,64 @@ def outcomes(
         Where results go.
     run
         What makes a run; :func:`sim.study.run.simulate` if None.
-    workers
-        Processes; 0 to run in this one.
+    executor
+        Where runs are made.
     progress
         Told that time passes.
+
+    Raises
+    ------
+    WorkersError
+        If there are no workers any more.
     """
     while waiting:
-        ending = _outcomes(waiting, store, run, workers, progress)
-        with contextlib.closing(ending):
-            for outcome in ending:
-                _note(store, outcome)
-                yield outcome
+        suspects: list[Run] = []
+        yield from _outcomes(waiting, store, run, executor, progress, suspects)
+        culprits: list[Run] = []
+        yield from _outcomes(deque(suspects), store, run, executor, progress, culprits, alone=True)
+        for each in culprits:
+            error = "its process died twice (killed, out of memory, or a crash in native code)"
+            yield _keep(store, each, Made(each.config_hash, 0.0, error=error))
 
 
 def _outcomes(
-    waiting: deque[Run], store: Store, run: RunFunction | None, workers: int, progress: Progress
-) -> Generator[Outcome]:
-    if workers == 0:
-        while waiting:
-            yield _execute(waiting.popleft(), store.root, run)
-        return
-    suspects: list[Run] = []
-    yield from _pooled(waiting, store, run, workers, progress, suspects)
-    unfinished = [each for each in suspects if not store.path(each.config_hash).exists()]
-    yield from (Outcome(each.config_hash, 0.0) for each in suspects if each not in unfinished)
-    # One at a time, so that a run whose process dies again is the one to blame.
-    culprits: list[Run] = []
-    yield from _pooled(deque(unfinished), store, run, 1, progress, culprits, queued=0)
-    for each in culprits:
-        error = "its process died twice (killed, out of memory, or a crash in native code)"
-        store.put_failure(each.config_hash, each.config, error)
-        yield Outcome(each.config_hash, 0.0, error)
-
-
-def _pooled(
     waiting: deque[Run],
     store: Store,
     run: RunFunction | None,
-    workers: int,
+    executor: Executor,
     progress: Progress,
-    suspects: list[Run],
+    lost: list[Run],
     *,
-    queued: int = 1,
+    alone: bool = False,
 ) -> Generator[Outcome]:
-    """Yield how each run ended; those in flight when a worker died are added to ``suspects`` instead.
+    """Yield how each run ended; those that a worker had when it died are added to ``lost`` instead.
 
-    Runs in flight are one for each worker and ``queued`` more for each: enough to keep workers busy, and few enough to
-    keep the driver's memory flat.
+    With ``alone`` a worker has one run at a time, so that the run whose worker dies is the one to blame.
     """
-    flying: dict[Future[Outcome], Run] = {}
-    while waiting:
-        with _pool(workers) as pool:
-            try:
-                while waiting or flying:
-                    while waiting and len(flying) < (1 + queued) * workers:
-                        future = pool.submit(_execute, waiting[0], store.root, run)
-                        flying[future] = waiting.popleft()
-                    ended, _ = wait(flying, timeout=TICK_S, return_when=FIRST_COMPLETED)
-                    for future in ended:
-                        outcome = future.result()
-                        del flying[future]
-                        yield outcome
-                    progress.update()
-            except BrokenProcessPool:
-                progress.message(f"a worker process died with {len(flying)} runs in flight")
-                suspects.extend(flying.values())
-                flying.clear()
+    flying: dict[str, Run] = {}
+    while waiting or flying:
+        room = executor.room(alone=alone)
+        while waiting and len(flying) < room:
+            each = waiting.popleft()
+            executor.submit(each, run)
+            flying[each.config_hash] = each
+        ended = executor.wait(TICK_S)
+        died = [flying.pop(end.config_hash) for end in ended if isinstance(end, Lost)]
+        if died:
+            progress.message(f"a worker process died with {len(died)} runs in flight")
+            lost.extend(died)
+        for end in ended:
+            if isinstance(end, Made):
+                yield _keep(store, flying.pop(end.config_hash), end)
+        progress.update(note=executor.note)
 
 
-class _pool:  # noqa: N801 - used like a function
-    """A process pool whose workers end with it, at once if the block is left by an exception."""
-
-    def __init__(self, workers: int) -> None:
-        # Spawned, not forked: native libraries with threads do not survive a fork.
-        context = multiprocessing.get_context("spawn")
-        self._before = set(multiprocessing.active_children())
-        self._pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
-
-    def __enter__(self) -> ProcessPoolExecutor:
-        return self._pool
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            # Results are renamed into place when complete, so a worker can be stopped at any moment.
-            for process in set(multiprocessing.active_children()) - self._before:
-                process.terminate()
-        self._pool.shutdown(cancel_futures=True)
-
-
-def _start_worker() -> None:
-    """Prepare a worker: leave Ctrl-C to the driver, end when the driver ends, import once what every run needs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        wait_for_end([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def _execute(run: Run, root: Path, function: RunFunction | None) -> Outcome:
-    """Make one run and store it, or record why it failed."""
-    start_s = time.perf_counter()
-    store = Store(root)
-    try:
-        if function is None:
-            function = importlib.import_module("sim.study.run").simulate
-        store.put(run.config_hash, function(run.config))
-    except Exception as error:
-        line = _describe(error)
-        store.put_failure(run.config_hash, run.config, line, traceback.format_exc())
-        return Outcome(run.config_hash, time.perf_counter() - start_s, line)
-    return Outcome(run.config_hash, time.perf_counter() - start_s)
-
-
-def _describe(error: Exception) -> str:
-    """Return an error in one line."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, InputError | NoProgressError) else f"{type(error).__name__}: {text}"
+def _keep(store: Store, run: Run, made: Made) -> Outcome:
+    """Store a run, or why it failed, and note what it took in timing.csv."""
+    if made.packed is None:
+        store.put_failure(run.config_hash, run.config, made.error, made.traceback)
+    else:
+        store.put(run.config_hash, made.packed)
+    outcome = Outcome(run.config_hash, made.wall_s, made.error or None)
+    _note(store, outcome)
+    return outcome

@@ -33,7 +33,7 @@ def write_files(page: str, folder: Path) -> None:
 def shell(page: str) -> str:
     """Return the page's commands; ``vtoken`` is this checkout's."""
     commands = "".join(text for language, _, text in blocks(page) if language == "sh")
-    assert "vtoken run" in commands
+    assert "vtoken " in commands
     return f'set -e\nvtoken() {{ "{sys.executable}" -m sim.cli "$@"; }}\n{commands}'
 
 
@@ -97,6 +97,16 @@ def test_the_commands_of_the_page_on_reports(tmp_path: Path) -> None:
     picture = "block_map.svg"
     assert (tmp_path / "runs" / "vtoken" / "plots" / picture).stat().st_size > 10_000
     assert (DOCS / "images" / picture).stat().st_size > 10_000
+
+
+def test_the_sweep_of_the_page_on_sweeps(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="needs Dask: pip install -e '.[test]'")
+    pytest.importorskip("duckdb", reason="needs DuckDB: pip install -e '.[test]'")
+    write_files("sweeps.md", tmp_path)
+    printed = call("bash", "-c", shell("sweeps.md"), cwd=tmp_path)
+    assert "expected time: " in printed
+    assert "| h2o | 0.3 |" in printed
+    assert call(sys.executable, "read.py", cwd=tmp_path).count("streaming_llm") >= 3
 
 
 def test_the_fit_of_the_page_on_profiles(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,29 @@ def test_search_flags(
     monkeypatch.chdir(tmp_path)
     assert message in refused(capsys, "search", *arguments)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("command", [["sweep"], ["search", "concurrency"]])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--dask", "tcp://h:1", "--workers", "2"], "--workers and --dask exclude each other"),
+        (["--dask", "tcp://h:1", "--dask-local", "2"], "--dask and --dask-local exclude each other"),
+        (["--dask-local", "0"], "--dask-local"),
+        (["--dask", "tcp://127.0.0.1:9"], "no Dask scheduler at 'tcp://127.0.0.1:9'"),
+        (["--dask", "127.0.0.1"], "missing port number"),
+        (["--dask", "smtp://127.0.0.1:9"], "unknown address scheme 'smtp'"),
+    ],
+)
+def test_where_runs_are_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], flags: list[str], message: str
+) -> None:
+    pytest.importorskip("distributed", reason="needs Dask: pip install -e '.[test]'")
+    assert message in refused(capsys, *command, *flags, "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_dask_without_dask(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    line = refused(capsys, "sweep", "--dask", "tcp://h:1", "--out", str(tmp_path / "out"))
+    assert "Dask is not installed: pip install 'vtoken-sim[cluster]'" in line

@@ -12,6 +12,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.support.sweeps import contents
+
 ROOT = Path(__file__).parents[2]
 SPEC = """
 seeds = [0, 1]
@@ -72,11 +74,6 @@ def wait_until_all_ended(process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def contents(out: Path) -> dict[str, bytes]:
-    files = (path for path in out.rglob("*") if path.is_file() and path.name != "timing.csv")
-    return {str(path.relative_to(out)): path.read_bytes() for path in files}
-
-
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("spec") / "sweep.toml"
@@ -121,7 +118,8 @@ def test_control_c_says_how_to_go_on(tmp_path: Path, spec: Path, undisturbed: di
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the driver and its workers
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert f"interrupted; finished runs are in {out}, the same command goes on" in stderr
+    same = f"vtoken sweep {spec} --out {out} --workers 2"
+    assert f"interrupted; finished runs are in {out}, the same command goes on: {same}\n" in stderr
     assert "Traceback" not in stderr
     wait_until_all_ended(process)
     assert finish(spec, out).returncode == 0

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sweeps import contents
+
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = [
     *("--trace", "poisson:rate=20,n=80,prompt=200,output=200", "--kv-blocks", "300", "--policy", "random"),
@@ -39,11 +41,6 @@ def wait_for_runs(process: subprocess.Popen[str], out: Path, runs: int) -> None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline_s
         time.sleep(0.005)
-
-
-def contents(out: Path) -> dict[str, bytes]:
-    files = (path for path in out.rglob("*") if path.is_file() and path.name != "timing.csv")
-    return {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")

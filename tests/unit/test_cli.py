@@ -199,11 +199,19 @@ def test_sweep_results_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = tmp_path / "out"
     arguments = ["sweep", str(spec), "--policy", "random", "--budget", "0.5", "--budget", "0.3", "--workers", "1"]
     assert cli.main([*arguments, "--out", str(out), "--plan"]) == 0
-    assert "6 runs (0 there, 6 to make); 0 excluded, 0 duplicates dropped" in capsys.readouterr().out
+    planned = capsys.readouterr().out
+    assert "6 runs (0 there, 6 to make); 0 excluded, 0 duplicates dropped" in planned
+    assert "expected time: " in planned
+    assert "of one process; expected size: " in planned
+    assert " runs of the first 10 requests made now in " in planned
+    assert cli.main([*arguments, "--out", str(out), "--plan", "--probe-s", "0"]) == 0
+    assert "expected" not in capsys.readouterr().out
     assert not out.exists()
 
     assert cli.main([*arguments, "--out", str(out), "--limit", "2"]) == 0
     assert "2 runs made, 0 were there, 4 left by --limit" in capsys.readouterr().err
+    assert cli.main([*arguments, "--out", str(out), "--plan", "--probe-s", "0"]) == 0
+    assert "from earlier runs here (0 of 2 pairs of policy and reclaimer); the others" in capsys.readouterr().out
     assert cli.main([*arguments, "--out", str(out)]) == 0
     captured = capsys.readouterr()
     assert "4 runs made, 2 were there" in captured.err
@@ -221,12 +229,24 @@ def test_sweep_results_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
+def test_the_plan_of_a_large_sweep_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seeds = [flag for seed in range(60) for flag in ("--seed", str(seed))]
+    assert cli.main(["sweep", *TINY[:2], *seeds, "--out", str(tmp_path / "out"), "--plan", "--probe-s", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "... and 10 more" in printed
+    assert "60 runs (0 there, 60 to make)" in printed
+    assert len(printed.splitlines()) < 60
+
+
 def test_a_sweep_with_a_failed_run_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # llama-3.1-70b in bf16 does not fit one device, and only the run can say so.
     arguments = ["sweep", *TINY[:2], "--model", "llama-3.1-70b", "--model", "llama-3.1-8b", "--policy", "full"]
     assert cli.main([*arguments, "--workers", "1", "--out", str(tmp_path / "out")]) == 1
     captured = capsys.readouterr()
     assert "error: 1 runs failed" in captured.err
+    assert cli.main(["results", str(tmp_path / "out")]) == 0
+    failed = tmp_path / "out" / "failed"
+    assert f"1 runs of the last sweep are missing; 1 failed, see {failed}\n" in capsys.readouterr().err
     assert "1 runs made, 0 were there, 1 failed" in captured.err
     assert "full" in captured.out
 

@@ -22,6 +22,7 @@ from sim.study.sla import Bound, SlaThroughput, parse_bound
 from sim.study.spec import SweepSpec
 from sim.study.store import Store
 from tests.support import made_up
+from tests.support.sweeps import contents
 
 EVEN = "poisson:rate=10,n=600,prompt=9,output=9"
 
@@ -291,11 +292,6 @@ class Threshold:
 def asked(limits: tuple[int, ...] = (5, 9), seeds: tuple[int, ...] = (0, 1)) -> list[Any]:
     found = groups(SweepSpec(base={"policy": "random"}, grid={"reclaimer": ["naive", "vtoken"]}, seeds=list(seeds)))
     return [(about, Threshold(about, limit)) for about, limit in zip(found, limits, strict=True)]
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    files = (path for path in root.rglob("*") if path.is_file() and path.name != "timing.csv")
-    return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
 def test_groups_are_configurations_with_all_their_seeds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from sim.errors import InputError
 from sim.study import store as store_module
 from sim.study.config import SimConfig
 from sim.study.result import RunResult
-from sim.study.store import STEP_ROWS, Store, flat_summary
+from sim.study.run import simulate
+from sim.study.run_file import STEP_ROWS, examine, flat_summary
+from sim.study.store import Store
 from tests.support import made_up
 
 
@@ -70,13 +73,48 @@ def test_pandas_reads_the_folder_as_one_table(store: Store) -> None:
     assert few.shape == (4, 2)
 
 
+REAL = (
+    {"policy": "full", "reclaimer": "none"},
+    {"budget_tokens": 32, "headroom_blocks": 3},
+    {"budget_memory": "64MiB", "prefix_caching": True},
+    # One output token: no time per output token. Long prompts: some are refused.
+    {"trace": "poisson:rate=20,n=12,prompt=uniform:low=10:high=90,output=1", "max_model_len": 70},
+)
+
+
+def test_pandas_and_duckdb_read_real_runs_of_all_kinds_alike(store: Store) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="needs DuckDB: pip install -e '.[test]'")
+    for fields in REAL:
+        config = SimConfig(**{"trace": "poisson:rate=20,n=12,prompt=64,output=20", "kv_blocks": 60} | fields)
+        store.put(config.hash(), simulate(config))
+    schemas = [pq.read_schema(path) for path in store.runs.iterdir()]
+    assert all(schema.equals(schemas[0]) for schema in schemas)
+
+    columns = ["config_hash", "policy", "budget", "budget_memory", "ttft_s_p95", "tpot_s_p95", "first_refusal"]
+    table = pd.read_parquet(store.runs, columns=columns).sort_values("config_hash")
+    rows = duckdb.sql(f"SELECT {', '.join(columns)} FROM read_parquet('{store.runs}/*.parquet') ORDER BY 1").fetchall()
+    assert rows == [tuple(None if pd.isna(value) else value for value in row) for row in table.to_numpy().tolist()]
+    assert any(row[-1] is not None for row in rows)
+
+    nested = "SELECT config_hash, avg(t) FROM (SELECT config_hash, unnest(per_request.e2e_s) AS t FROM read_parquet(?))"
+    means = dict(duckdb.execute(f"{nested} WHERE NOT isnan(t) GROUP BY 1", [f"{store.runs}/*.parquet"]).fetchall())
+    assert means.keys() == set(table["config_hash"])
+    for key, mean in means.items():
+        assert mean == pytest.approx(store.load(key).summary["e2e_s"]["mean"])
+
+
 def test_runs_from_before_a_field_have_its_default(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     put(store)
     put(store, budget_tokens=64)
-    read = store_module._examine
-    monkeypatch.setattr(
-        store_module, "_examine", lambda path: read(path).drop_columns(["budget_memory", "shared_blocks"])
-    )
+    store.index.path.unlink()
+
+    def examine_old(path: Path) -> object:
+        row = examine(path)
+        assert not isinstance(row, str)
+        young = ("budget_memory", "shared_blocks")
+        return row | {"config": {key: value for key, value in row["config"].items() if key not in young}}
+
+    monkeypatch.setattr(store_module, "examine", examine_old)
     table, _ = store.frame()
     assert table["budget_memory"].isna().all()
     assert set(table["shared_blocks"]) == {"skip"}
@@ -131,6 +169,41 @@ def test_what_is_not_a_complete_run_is_set_aside_with_the_reason(store: Store) -
     assert "not a run of this store" in reasons["notes.txt"]
     assert (store.root / "set_aside" / "notes.txt").read_text() == "mine"
     assert store.scan() == ({good}, [])
+
+
+def test_a_file_that_the_index_knows_is_not_opened_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {put(store, seed=seed).config_hash for seed in range(4)}
+    whole, _ = store.frame()
+    store.index.path.unlink()
+    assert store.scan() == (keys, [])  # and writes what it learnt
+    assert len(list(store.index)) == 4
+    changed = store.path(min(keys))
+    changed.write_bytes(changed.read_bytes())  # the same content, but who knows
+    os.utime(changed, ns=(1, 1))
+    opened = []
+    monkeypatch.setattr(store_module, "examine", lambda path: opened.append(path) or examine(path))
+    pd.testing.assert_frame_equal(store.frame()[0], whole)
+    assert store.scan() == (keys, [])
+    assert store.scan() == (keys, [])
+    assert opened == [changed, changed]
+
+
+def test_a_half_written_index_costs_nothing_but_time(store: Store) -> None:
+    keys = {put(store, seed=seed).config_hash for seed in range(3)}
+    whole, _ = store.frame()
+    text = store.index.path.read_text()
+    for damaged in (text[:-200], "", "[]\n{}\n5\nx\n" + text[: len(text) // 2], "\x00" * 50):
+        store.index.path.write_text(damaged)
+        pd.testing.assert_frame_equal(store.frame()[0], whole)
+        assert store.scan() == (keys, [])
+        assert {entry.config_hash for entry in store.index} == keys
+
+
+def test_the_index_does_not_vouch_for_a_damaged_file(store: Store) -> None:
+    path = store.path(put(store).config_hash)
+    path.write_bytes(path.read_bytes()[:-10])
+    assert store.frame()[0].empty
+    assert "truncated" in store.scan()[1][0].reason
 
 
 def test_nothing_set_aside_is_overwritten(store: Store) -> None:

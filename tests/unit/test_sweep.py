@@ -11,19 +11,15 @@ import pytest
 from sim.errors import InputError
 from sim.progress import Progress
 from sim.study.config import SimConfig
+from sim.study.executors import default_workers
 from sim.study.result import RunResult
 from sim.study.spec import SweepSpec
 from sim.study.store import Store
-from sim.study.sweep import default_workers, sweep
+from sim.study.sweep import sweep
 from tests.support.made_up import simulate
+from tests.support.sweeps import contents
 
 SPEC = SweepSpec(grid={"policy": ["h2o", "random"], "reclaimer": ["naive", "vtoken"]}, seeds=[0, 1])
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    """Return every file of a sweep but its timing, which differs."""
-    files = (path for path in root.rglob("*") if path.is_file() and path.name != "timing.csv")
-    return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
 def never(config: SimConfig) -> RunResult:

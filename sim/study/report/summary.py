@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.study.config import BUDGETS, SimConfig
-from sim.study.store import flat_summary
+from sim.study.run_file import flat_summary
 from sim.study.tables import BASELINE, METRICS, paired, sections
 
 if TYPE_CHECKING:
