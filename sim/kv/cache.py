@@ -15,27 +15,16 @@ from numpy.typing import NDArray
 from sim.errors import InputError
 from sim.jit import njit
 from sim.kv.arena import CellArena, make_room
-from sim.kv.blocks import BlockPool, Why, emit, free_block, list_block, release_row, unlink
+from sim.kv.blocks import BlockPool, emit, list_block, release_row, unlink
 from sim.kv.events import EVENT, Kind, KVEventLog
-from sim.kv.group import find_group, index_of
 from sim.kv.holes import forget_holes, holes_of
-from sim.kv.pack import find_published, pack_rows, packs_into_fewer
-from sim.kv.repack import (
-    Group,
-    RepackPlan,
-    blocks_kept,
-    commit,
-    fills_lawfully,
-    is_lawful,
-    set_aside,
-    set_idle,
-)
-from sim.kv.scatter import choose_least_used, choose_targets
+from sim.kv.pack import pack_rows, packs_into_fewer
+from sim.kv.repack import RepackPlan
+from sim.kv.repacker import Repacker
 from sim.kv.state import ROW, H, State, Store
-from sim.kv.tokens import append_tokens, drop_block, evict_tokens, lives_in, reuse_slot, table_index
+from sim.kv.tokens import append_tokens, evict_tokens, reuse_slot
 from sim.kv.units import ONE_UNIT, Units, unit_key
 from sim.kv.view import View, fill_view
-from sim.kv.window import find_window
 
 __all__ = ["KVCache"]
 
@@ -45,8 +34,6 @@ MAX_SLOTS = 2**31 - 1
 _SHARE = int(Kind.SHARE)
 _NO_ROW = np.zeros(1, ROW)
 _NO_ROW["plan"] = -1
-_UNSETTLED = np.zeros(0, np.bool_)
-_NO_BLOCKS = np.zeros(0, np.int32)
 
 
 @njit
@@ -80,21 +67,6 @@ def _share_block(s: State, row: int, block: int) -> None:
 def _share_blocks(s: State, row: int, blocks: np.ndarray) -> None:
     for block in blocks:
         _share_block(s, row, block)
-
-
-@njit
-def _let_go(s: State, row: int, held: np.ndarray) -> None:
-    """Forget the row's repack; of the blocks that it held those in which none of the row's tokens lives leave now."""
-    record = s.rows[row]
-    record.busy_from = 0
-    record.busy_to = 0
-    record.plan = -1
-    for block in held[::-1]:
-        if lives_in(s, row, block):
-            set_idle(s, row, block)
-        else:
-            s.header[H.FREED_BY_DEATH] += drop_block(s, row, table_index(s, row, block), Why.DEATH)
-            s.blocks[block].busy = 0
 
 
 class KVCache:
@@ -148,6 +120,7 @@ class KVCache:
         )
         self.store.s.header[H.RESERVE] = headroom_blocks
         self.pool = BlockPool(self.store)
+        self.repacker = Repacker(self.store, self.pool)
         self.arena = CellArena(self.store)
         self.column_names = tuple(columns)
         self.tracked = tracked
@@ -156,7 +129,6 @@ class KVCache:
         self._windows = units.window_of
         self._free_rows = self._bundles(0, len(self.store.s.rows))
         self.most_slots = MAX_SLOTS
-        self._plans = 0
         self._seen: State | None = None
         self._scratch = np.zeros((2, 0), np.float32)
         self._columns: dict[str, NDArray[np.float32]] = {}
@@ -316,39 +288,7 @@ class KVCache:
         InputError
             If the plan does not describe a relocation into its own destinations; nothing has changed then.
         """
-        self._check(plan)
-        self.store.reserve_events(2 * len(plan.held) + 2 * len(plan.destinations) + plan.tokens + 4)
-        s = self.store.s
-        emit(s, int(Kind.COPIED), plan.ordinal, plan.number, 0)
-        freed = 0
-        if not plan.cancelled:
-            done = False
-            if plan.group is None or self._worth(plan.group):
-                died = plan.group.died if plan.group is not None else _UNSETTLED
-                done, freed = commit(
-                    s,
-                    plan.row,
-                    plan.number,
-                    plan.sources,
-                    plan.targets,
-                    plan.destinations,
-                    plan.position,
-                    plan.to_slot,
-                    died,
-                )
-            if not done:
-                emit(s, int(Kind.CANCEL), plan.ordinal, plan.number, 0)
-                plan.cancelled = True
-            _let_go(s, plan.row, plan.targets if done else plan.held)
-        if plan.cancelled:
-            for block in plan.destinations[::-1]:
-                emit(s, int(Kind.FREE), plan.ordinal, int(block), Why.CANCEL)
-                free_block(s, int(block))
-            for block in plan.held[len(plan.held) - plan.deferred :][::-1]:
-                emit(s, int(Kind.FREE), plan.ordinal, int(block), Why.CANCEL)
-                s.blocks["busy"][block] = 0
-                free_block(s, int(block))
-        return freed
+        return self.repacker.apply_moves(plan)
 
     def reuse_slots(self) -> None:
         """From now on write a request's new tokens, one by one, into its dead slots as long as it has any."""
@@ -356,149 +296,33 @@ class KVCache:
 
     # -- repack --------------------------------------------------------------------------------------------------------
 
+    # Plans are made and dropped by :class:`sim.kv.repacker.Repacker`, which says what they are.
+
     def plan_repack(self, row: int, most_destinations: int) -> RepackPlan | None:
-        """Plan the best repack of one request on the present state, and set its destinations aside.
-
-        Parameters
-        ----------
-        most_destinations
-            Free blocks that it may use, headroom included.
-
-        Returns
-        -------
-        RepackPlan or None
-            None if no block would be freed, or a plan for the request is in flight already.
-        """
-        s = self.store.s
-        if s.rows[row]["plan"] >= 0:
-            return None
-        first, last = find_window(s, row, min(most_destinations, self.pool.free_blocks))
-        return self._plan(row, first, last) if last > first else None
+        """Plan the best repack of one request that keeps its tokens in order, or None."""
+        return self.repacker.plan_repack(row, most_destinations)
 
     def plan_scattered(
         self, row: int, most_destinations: int, *, most_gain: int = MAX_SLOTS, most_tokens: int = MAX_SLOTS
     ) -> RepackPlan | None:
-        """Plan to copy the tokens of a request's least used blocks, wherever they stand, into fresh ones.
-
-        The moved tokens are in logical order among themselves, but no longer in the whole table: from then on several
-        tokens at once are refused. Blocks whose contents the prefix cache knows are left alone.
-
-        Parameters
-        ----------
-        most_destinations
-            Free blocks that it may use, headroom included.
-        most_gain, most_tokens
-            Blocks to win at most, and tokens to copy at most.
-
-        Returns
-        -------
-        RepackPlan or None
-            The one that wins most blocks, by the fewest tokens; None if none does or one is in flight already.
-        """
-        s = self.store.s
-        if s.rows[row]["plan"] >= 0:
-            return None
-        most = min(most_destinations, self.pool.free_blocks)
-        sources = choose_least_used(s, row, False, most, most_gain, most_tokens)
-        return self._plan_of(row, sources, sources[:0]) if len(sources) else None
+        """Plan to copy the tokens of a request's least used blocks, wherever they stand, into fresh ones, or None."""
+        return self.repacker.plan_scattered(row, most_destinations, most_gain, most_tokens)
 
     def plan_fill(self, row: int, *, most_gain: int = MAX_SLOTS, most_tokens: int = MAX_SLOTS) -> RepackPlan | None:
-        """Plan to move the tokens of a request's least used blocks into dead slots of its other blocks.
-
-        No fresh block is needed and no plan frees as many blocks by fewer copies; order is lost as by
-        :meth:`plan_scattered`. The fullest blocks are filled, so that sparse ones stay cheap to empty.
-
-        Parameters
-        ----------
-        most_gain, most_tokens
-            Blocks to win at most, and tokens to copy at most.
-
-        Returns
-        -------
-        RepackPlan or None
-            None if no block can be won, or a plan for the request is in flight already.
-        """
-        s = self.store.s
-        if s.rows[row]["plan"] >= 0:
-            return None
-        sources = choose_least_used(s, row, True, 0, most_gain, most_tokens)
-        return self._plan_of(row, sources, choose_targets(s, row, sources)) if len(sources) else None
+        """Plan to move the tokens of a request's least used blocks into dead slots of its other blocks, or None."""
+        return self.repacker.plan_fill(row, most_gain, most_tokens)
 
     def plan_copy_out(self, rows: NDArray[np.int64], most_destinations: int) -> list[RepackPlan]:
-        """Plan to copy the tokens of all readers out of a run of shared blocks, so that these are free.
-
-        Parameters
-        ----------
-        rows
-            int64[B], running requests.
-        most_destinations
-            Free blocks that the plans may use together, headroom included.
-
-        Returns
-        -------
-        list of RepackPlan
-            A plan for each reader, of the run that wins most; none if all copies together take as many blocks as they
-            free, or a reader's repack is in flight already.
-        """
-        s = self.store.s
-        row, first, last = find_group(s, rows, min(most_destinations, self.pool.free_blocks))
-        if last <= first:
-            return []
-        block = int(s.table[row, first])
-        places = [(reader, int(index_of(s, reader, block))) for reader in rows.tolist()]
-        number = self._plans
-        plans = [self._plan(reader, at, at + last - first, number) for reader, at in places if at >= 0]
-        group = Group(plans)
-        for plan in plans:
-            plan.group = group
-        return plans
+        """Plan to copy the tokens of all readers out of a run of shared blocks; empty if that wins nothing."""
+        return self.repacker.plan_copy_out(rows, most_destinations)
 
     def coming_back(self, plans: Sequence[RepackPlan]) -> int:
         """Return the blocks that the pool gets back when the copies of these plans are complete."""
-        if not plans:
-            return 0
-        sources = [p.held[len(p.held) - p.deferred :] if p.cancelled else p.sources for p in plans]
-        # Of a source that others hold too, only the plans' own references go.
-        blocks, held = np.unique(np.concatenate(sources), return_counts=True)
-        freed = int((held >= self.store.s.blocks["ref"][blocks]).sum())
-        return freed + sum(len(plan.destinations) for plan in plans if plan.cancelled)
-
-    def _plan(self, row: int, first: int, last: int, group: int = -1) -> RepackPlan:
-        """Plan the repack of the blocks ``[first, last)`` of a row's table."""
-        return self._plan_of(row, self.store.s.table[row, first:last].copy(), _NO_BLOCKS, window=first, group=group)
-
-    def _plan_of(
-        self, row: int, sources: NDArray[np.int32], targets: NDArray[np.int32], *, window: int = -1, group: int = -1
-    ) -> RepackPlan:
-        """Plan to empty ``sources``, in table order, into ``targets`` or, if there are none, fresh blocks."""
-        self.store.reserve_events(2 * len(sources) + len(targets) + 2)
-        number = self._plans
-        self._plans += 1
-        destinations = np.empty(len(sources), np.int32)
-        position, from_slot, to_slot = np.empty((3, len(sources) * self.block_size), np.int32)
-        s = self.store.s
-        count = set_aside(s, row, number, group, sources, targets, window, destinations, position, from_slot, to_slot)
-        need = 0 if len(targets) else -(-count // self.block_size)
-        return RepackPlan(
-            number,
-            row,
-            int(s.rows[row]["ordinal"]),
-            sources,
-            destinations[:need],
-            position[:count],
-            from_slot[:count],
-            to_slot[:count],
-            targets,
-        )
+        return self.repacker.coming_back(plans)
 
     def cancel(self, plan: RepackPlan) -> None:
-        """Drop a plan whose request is about to lose its table; its blocks come back behind the fence (apply_moves).
-
-        Call it before :meth:`close`.
-        """
-        plan.deferred = len(plan.held)
-        plan.cancelled = True
-        self.note(Kind.CANCEL, plan.ordinal, plan.number)
+        """Drop a plan whose request is about to lose its table; call it before :meth:`close`."""
+        self.repacker.cancel(plan)
 
     def pack(self, rows: NDArray[np.int64], *, counted: bool = False) -> int:
         """Repack rows at once and in place, and return how many tokens moved.
@@ -512,7 +336,7 @@ class KVCache:
             raise InputError(
                 "pack: a request's tokens are out of order in memory, or may be: packing in place keeps the order"
             )
-        moved = self._pack_published(rows, counted) if len(self.store.s.readers) else 0
+        moved = self.repacker.pack_published(rows, counted) if len(self.store.s.readers) else 0
         if self.store.s.header[H.LOGGING]:
             records = self.store.s.rows[rows]
             self.store.reserve_events(int((records["live"] + records["blocks"]).sum()) + len(rows))
@@ -528,22 +352,6 @@ class KVCache:
         out = np.empty(len(rows), np.bool_)
         packs_into_fewer(s, rows, out)
         return out
-
-    def _pack_published(self, rows: NDArray[np.int64], counted: bool) -> int:
-        moved = 0
-        for row in rows.tolist():
-            first, last = find_published(self.store.s, row)
-            while last > first:
-                live = int(self.store.s.blocks["live"][self.store.s.table[row, first:last]].sum())
-                if -(-live // self.block_size) > self.pool.available_blocks:
-                    break
-                self.apply_moves(self._plan(row, first, last))
-                moved += live
-                if not counted:
-                    self.store.s.header[H.MOVED] -= live
-                    self.store.s.rows["moved"][row] -= live
-                first, last = find_published(self.store.s, row)
-        return moved
 
     # -- what policies see ---------------------------------------------------------------------------------------------
 
@@ -616,27 +424,3 @@ class KVCache:
         count = int(s.header[H.EVENTS])
         events = s.events[:count].copy() if count else np.zeros(0, EVENT)
         return KVEventLog(events, self.block_size, len(s.blocks), units=self.units.count)
-
-    def _worth(self, group: Group) -> bool:
-        """Say whether the group still frees more blocks than it takes; behind the fence, before anything changes."""
-        if group.worth is None:
-            s = self.store.s
-            left = [plan for plan in group.plans if not plan.cancelled]
-            blocks = s.blocks[left[0].sources]
-            # One that somebody else reads by now stays; one in which nobody lives any more would go without the copy.
-            group.died = blocks["live"] == 0
-            freed = int(((blocks["tables"] == len(left)) & ~group.died).sum())
-            group.worth = freed > sum(int(blocks_kept(s, plan.row, plan.position)) for plan in left)
-        return group.worth
-
-    def _check(self, plan: RepackPlan) -> None:
-        """Refuse a plan that is not one."""
-        s = self.store.s
-        known = plan.cancelled or int(s.rows[plan.row]["plan"]) == plan.number
-        lawful = known and (
-            fills_lawfully(s, plan.row, plan.targets, plan.position, plan.to_slot)
-            if len(plan.targets) and not plan.cancelled
-            else len(plan.targets) > 0 or is_lawful(s, plan.row, plan.destinations, plan.position, plan.to_slot)
-        )
-        if not lawful:
-            raise InputError(f"repack plan {plan.number}: it does not move tokens into blocks set aside for it")

@@ -49,7 +49,7 @@ class Truth(Steps):
     @classmethod
     def watching(cls, run: Any) -> Truth:
         truth = run._observer
-        price, plan = run.step_cost.step_ns, run.cache._plan_of
+        price, plan = run.step_cost.step_ns, run.cache.repacker.make
 
         class Cost:
             def step_ns(self, *work: int) -> tuple[int, int]:
@@ -61,7 +61,7 @@ class Truth(Steps):
             truth.plans[made.number] = made
             return made
 
-        run.step_cost, run.cache._plan_of = Cost(), keep
+        run.step_cost, run.cache.repacker.make = Cost(), keep
         return truth
 
 
@@ -198,8 +198,9 @@ def test_tokens_out_of_order(reclaimer: str):
 def test_plans_of_any_order_of_calls():
     """Many in flight at once, in groups of which each reader copies its own tokens out of the same blocks."""
     groups = apart = 0
-    for seed in range(40):
-        driver = Driver(seed, size=(4, 2, 8)[seed % 3], blocks=(60, 100, 40)[seed % 3], steps=25)
+    for seed in range(60):
+        size, blocks = ((4, 60), (2, 100), (8, 40))[seed % 3]
+        driver = Driver(seed, size=size, blocks=blocks, steps=25, disorder=seed >= 40)
         program = Program(driver.log)
         works = list(program)
         records = driver.log.records
@@ -207,7 +208,8 @@ def test_plans_of_any_order_of_calls():
         pairs = [zip(work.writers.tolist(), work.positions.tolist(), strict=True) for work in works]
         written = [pair for each in pairs for pair in each]
         appends = records[records["kind"] == Kind.APPEND].tolist()
-        assert sorted(written) == sorted((req, a + k) for _, _, req, a, b in appends for k in range(b))
+        reused = [(req, a) for _, _, req, a, _ in records[records["kind"] == Kind.REUSE].tolist()]
+        assert sorted(written) == sorted([(req, a + k) for _, _, req, a, b in appends for k in range(b)] + reused)
         copied, fenced, _ = actions(works, program)
         assert copied == {p.number: (p.from_slot.tolist(), p.to_slot.tolist()) for p in driver.made if p.tokens}
         assert sorted(fenced) == sorted(copied)

@@ -70,9 +70,9 @@ def test_runs_of_the_engine(run: dict[str, Any], how: dict[str, Any]):
 
 
 @settings(max_examples=15, derandomize=True)
-@given(st.integers(0, 1 << 20), st.sampled_from([(4, 60), (2, 100), (8, 40), (1, 150), (16, 24)]), HOW)
-def test_any_order_of_calls(seed: int, sizes: tuple[int, int], how: dict[str, Any]):
-    check(Driver(seed, size=sizes[0], blocks=sizes[1], steps=16).log, how)
+@given(st.integers(0, 1 << 20), st.sampled_from([(4, 60), (2, 100), (8, 40), (1, 150), (16, 24)]), st.booleans(), HOW)
+def test_any_order_of_calls(seed: int, sizes: tuple[int, int], disorder: bool, how: dict[str, Any]):
+    check(Driver(seed, size=sizes[0], blocks=sizes[1], steps=16, disorder=disorder).log, how)
 
 
 def check(log: Any, how: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ def test_what_is_hard_does_happen():
     seen: Counter[str] = Counter()
     for seed in range(60):
         size, blocks = ((4, 60), (2, 100), (8, 40))[seed % 3]
-        driver = Driver(seed, size=size, blocks=blocks, steps=16)
+        driver = Driver(seed, size=size, blocks=blocks, steps=16, disorder=seed >= 30)
         seen += driver.happened
         in_flight = 0
         for work in Program(driver.log):
@@ -107,5 +107,6 @@ def test_what_is_hard_does_happen():
     for what in (
         "shared", "packed", "FINISH", "PREEMPT", "planned", "died mid-copy", "committed", "copied out",
         "landed after its request left", "launches together", "steps beside a copy", "steps beside two copies",
+        "planned to scatter", "planned to fill", "filled", "wrote into a hole",
     ):  # fmt: skip
         assert seen[what] > 3, f"{what}: {dict(seen)}"

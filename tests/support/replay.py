@@ -9,6 +9,7 @@ import numpy as np
 
 from sim.kv.cache import KVCache
 from sim.kv.events import Kind, KVEventLog
+from sim.kv.holes import holes_of
 from sim.kv.prefix import PrefixCache
 from sim.kv.repack import RepackPlan
 from sim.serving.models import Model
@@ -27,6 +28,8 @@ TINY = Model(
     published_parameters=None,
     source="made up",
 )
+
+PLANNED = {"plan": "planned", "scatter": "planned to scatter", "fill": "planned to fill"}
 
 BATCH = tuple((0, 40 + 7 * k, 12 + 5 * k) for k in range(6))
 
@@ -56,12 +59,18 @@ class Driver:
 
     Requests whose numbers leave the same remainder when divided by two consist of the same tokens. Copies take as many
     steps as they like and end in any order.
+
+    With ``disorder`` tokens lose their order in memory: repacks are scattered and fill dead slots too, and with every
+    other seed new tokens are written into dead slots.
     """
 
-    def __init__(self, seed: int, *, size: int, blocks: int, steps: int) -> None:
+    def __init__(self, seed: int, *, size: int, blocks: int, steps: int, disorder: bool = False) -> None:
         self.random = np.random.default_rng(seed)
         self.cache = KVCache(blocks, size, headroom_blocks=3, logging=True)
         self.prefix = PrefixCache(self.cache.store)
+        self.disorder = disorder
+        if disorder and seed % 2:
+            self.cache.reuse_slots()
         self.rows: dict[int, int] = {}
         self.length: dict[int, int] = {}
         self.published: dict[int, int] = {}
@@ -69,13 +78,13 @@ class Driver:
         self.plans: list[RepackPlan] = []
         self.made: list[RepackPlan] = []
         """All plans, those of packs into free blocks too."""
-        plan = self.cache._plan
+        make = self.cache.repacker.make
 
-        def keep(*arguments: Any) -> RepackPlan:
-            self.made.append(plan(*arguments))
+        def keep(*arguments: Any, **more: Any) -> RepackPlan:
+            self.made.append(make(*arguments, **more))
             return self.made[-1]
 
-        self.cache._plan = keep  # type: ignore[method-assign]
+        self.cache.repacker.make = keep  # type: ignore[method-assign]
         self.count = 0
         self.happened: Counter[str] = Counter()
         for step in range(steps):
@@ -95,7 +104,8 @@ class Driver:
         for request in list(self.rows):
             if self.random.random() < 0.8:
                 tokens += self._write(request, 1 if self.random.random() < 0.8 else int(self.random.integers(2, 20)))
-                tokens += self._write(request, 2) if self.random.random() < 0.1 else 0
+                more = self.random.random() < 0.1 and not self._mixed(request)
+                tokens += self._write(request, 2) if more else 0
         wanted = 4 + 2 * (self.random.random() < 0.3)
         while len(self.rows) < wanted and self.cache.pool.available_blocks > 8:
             request = self.away.pop(0) if self.away else self.count
@@ -115,13 +125,21 @@ class Driver:
 
     def _write(self, request: int, tokens: int) -> int:
         row, size = self.rows[request], self.cache.block_size
+        if self._mixed(request):
+            tokens = 1
         room = self.cache.pool.available_blocks * size + -int(self.cache.store.s.rows[row]["written"]) % size
-        tokens = min(tokens, room)
+        into_hole = tokens == 1 and holes_of(self.cache.store.s, row) > 0
+        tokens = tokens if into_hole else min(tokens, room)
         if tokens > 0:
+            self.happened["wrote into a hole"] += into_hole
             self.cache.sync_new_tokens(row, tokens)
             self.length[request] += tokens
             self.prefix.forget_taken()
         return max(tokens, 0)
+
+    def _mixed(self, request: int) -> bool:
+        """Say whether the request's tokens are out of order in memory, so that it takes one at a time."""
+        return bool(self.cache.store.s.rows[self.rows[request]]["mixed"])
 
     def _publish(self) -> None:
         size = self.cache.block_size
@@ -134,7 +152,8 @@ class Driver:
 
     def _between(self) -> None:
         """Do one of the things that happen when a step has ended."""
-        what = self.random.choice(["die", "plan", "plan", "land", "pack", "leave", "leave", "copy out", "copy out"])
+        choices = ["die", "plan", "plan", "land", "pack", "leave", "leave", "copy out", "copy out"]
+        what = self.random.choice(choices + ["scatter", "fill", "fill"] * self.disorder)
         if what == "land":
             if self.plans:
                 self._land()
@@ -144,18 +163,22 @@ class Driver:
         request = int(self.random.choice(sorted(self.rows)))
         row = self.rows[request]
         busy = any(plan.row == row and not plan.cancelled for plan in self.plans)
-        if what == "die" or what == "plan":
+        if what in ("die", "plan", "scatter", "fill"):
             living = np.array(alive(self.cache, row))[:-1]
             share = self.random.choice([0.2, 0.6])
             self.cache.evict_tokens(row, living[self.random.random(len(living)) < share])
             self.happened["died mid-copy"] += busy
-        if what == "plan" and not busy and self.cache.pool.free_blocks:
-            plan = self.cache.plan_repack(row, int(self.random.integers(1, 8)))
+        if what in ("plan", "scatter", "fill") and not busy and (self.cache.pool.free_blocks or what == "fill"):
+            most = int(self.random.integers(1, 8))
+            if what == "fill":
+                plan = self.cache.plan_fill(row, most_gain=most)
+            else:
+                plan = (self.cache.plan_repack if what == "plan" else self.cache.plan_scattered)(row, most)
             self.plans += [plan] if plan is not None else []
-            self.happened["planned"] += plan is not None
+            self.happened[PLANNED[what]] += plan is not None
         elif what == "copy out" and self.cache.pool.free_blocks:
             self._copy_out(request)
-        elif what == "pack" and not busy:
+        elif what == "pack" and not busy and not self._mixed(request) and not len(self.cache.store.s.holes):
             self.happened["packed"] += self.cache.pack(np.array([row]), counted=True)
         elif what == "leave" and self.random.random() < 0.5:
             self._leave(request, Kind.FINISH if self.random.random() < 0.5 else Kind.PREEMPT)
@@ -181,6 +204,7 @@ class Driver:
             self.happened["landed after its request left"] += plan.cancelled
             self.cache.apply_moves(plan)
             self.happened["committed"] += not plan.cancelled
+            self.happened["filled"] += not plan.cancelled and len(plan.targets) > 0
         self.plans = [plan for plan in self.plans if all(plan is not landed for landed in landing)]
 
     def _leave(self, request: int, kind: Kind) -> None:
