@@ -21,8 +21,8 @@ RUN = SimConfig(
     copy_cost="linear:base_s=1e-5,per_token_s=2e-5",
     table_us=0.0,
 )
-RECLAIMERS = ("naive", "ideal", "sync", "page", "reuse", "vtoken:repack_when=always", "stall:repack_when=always",
-              "vtoken:repack_when=always,layout=fill")  # fmt: skip
+RECLAIMERS = ("naive", "ideal", "sync", "page", "reuse", "reuse+vtoken:at_once=8", "vtoken:repack_when=always",
+              "stall:repack_when=always", "vtoken:repack_when=always,layout=fill")  # fmt: skip
 NEW = ("block_tables", "block_table_bytes", "wall_s", "repacks_committed", "repacks_cancelled")
 
 

@@ -58,7 +58,8 @@ class ReuseVToken(Reclaimer):
         ``always``: whenever a block can be won; ``pressure``: as ``vtoken`` does.
     at_once
         Most tokens to move between two steps, with ``when=always`` and ``layout=fill``; 0 moves all beside the steps.
-        Copying 4,096 tokens of an 8B model takes a fifteenth of reading its weights once.
+        Copying 4,096 tokens of an 8B model takes a fifteenth of reading its weights once. Of the whole model: a layer's
+        or head's count for its share.
     theta_f, low_watermark, shared_blocks, layout, plan, copy_budget
         Of ``vtoken``.
     """
@@ -96,7 +97,9 @@ class ReuseVToken(Reclaimer):
     def repack_now(self, cache: KVCache, rows: NDArray[np.int64]) -> tuple[int, int]:
         """Move what few copies win into dead slots, those with most to win first."""
         gain = np.empty(len(rows), np.int64)
-        left = self.at_once if self.when == "always" and self.layout == "fill" else 0
+        part, whole = cache.units.token_share
+        most = self.at_once * whole // part if self.when == "always" and self.layout == "fill" else 0
+        left = most
         if left == 0 or not most_to_win(cache.store.s, rows, gain):
             return 0, 0
         plans: list[RepackPlan] = []
@@ -109,7 +112,7 @@ class ReuseVToken(Reclaimer):
                 left -= plan.tokens
         for plan in plans:
             cache.apply_moves(plan)
-        return len(plans), self.at_once - left
+        return len(plans), most - left
 
     def after_step(self, cache: KVCache, rows: NDArray[np.int64], pressure: Pressure, busy: bool) -> list[RepackPlan]:
         """Plan as ``vtoken`` does."""
