@@ -21,7 +21,7 @@ KVPRESS_READY := $(KVPRESS_VENV)/.ready
 KVPRESS_PIP := $(KVPRESS_VENV)/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser lint format bench vllm kvpress bench-vllm wheel clean distclean
+.PHONY: help demo test browser lint format docs notebooks bench vllm kvpress bench-vllm wheel clean distclean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 20
@@ -90,6 +90,12 @@ lint: $(TEST_READY)  ## style, format, types, import rules
 format: $(TEST_READY)  ## rewrite the files in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(TEST_READY)  ## the documentation as a website, in out/docs (no network; a warning is an error)
+	$(BIN)/python docs/build.py out/docs
+
+notebooks: $(TEST_READY)  ## execute the notebooks and keep their outputs
+	$(BIN)/python docs/notebooks.py
 
 bench: $(TEST_READY)  ## speed, as ratios within one run (needs a quiet machine)
 	$(BIN)/python -m benchmarks

@@ -1,11 +1,11 @@
-"""The one kind of error a user can cause, and the hint that goes with it."""
+"""The one kind of error a user can cause, and the hint that goes with it; and what can happen to a run."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["InputError", "NoProgressError", "did_you_mean"]
+__all__ = ["InputError", "NoProgressError", "RunFailedError", "did_you_mean"]
 
 
 class InputError(ValueError):
@@ -24,6 +24,10 @@ class NoProgressError(RuntimeError):
 
     The command line prints it as ``error: ...`` and exits with 3.
     """
+
+
+class RunFailedError(RuntimeError):
+    """A run of a sweep or a search failed; the message says which and why. What was finished is kept."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -62,6 +62,12 @@ def _convert(text: str, annotation: Any, where: str) -> Any:
     return value
 
 
+def _package(entry: importlib.metadata.EntryPoint) -> str:
+    """Return the package that an entry point is from, with its version."""
+    dist = getattr(entry, "dist", None)
+    return f"package {dist.name} {dist.version}" if dist is not None else entry.value
+
+
 class Registry(Generic[T]):
     """Frozen dataclasses by name; other packages add theirs through an entry-point group.
 
@@ -80,8 +86,9 @@ class Registry(Generic[T]):
         self.group = group
         self._modules = modules
         self._classes: dict[str, type[T]] = {}
-        self._entries: dict[str, importlib.metadata.EntryPoint] = {}
+        self._entries: dict[str, list[importlib.metadata.EntryPoint]] = {}
         self._loaded = False
+        self._taken: set[str] = set()
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Class decorator: make a frozen dataclass available under ``name``."""
@@ -101,7 +108,8 @@ class Registry(Generic[T]):
         self._loaded = True
         for module in self._modules:
             importlib.import_module(module)
-        self._entries = {entry.name: entry for entry in importlib.metadata.entry_points(group=self.group)}
+        for entry in importlib.metadata.entry_points(group=self.group):
+            self._entries.setdefault(entry.name, []).append(entry)
 
     def names(self) -> list[str]:
         """Return the known names, sorted."""
@@ -117,21 +125,53 @@ class Registry(Generic[T]):
         Raises
         ------
         InputError
-            If there is none; the message lists what there is.
+            If there is none (the message lists what there is), if it cannot be loaded, or if there are two.
         """
         self._load()
-        if name not in self._classes and name in self._entries:
+        for entry in self._entries.get(name, ()):
             # Only now: a broken package does not keep others from being used.
-            entry = self._entries[name]
-            try:
-                self.register(name)(entry.load())
-            except Exception as error:
-                raise InputError(f"{self.kind} {name!r}: cannot load {entry.value}: {error}") from error
+            self._take(name, entry)
         if name not in self._classes:
             known = self.names()
             hint = did_you_mean(name, known)
             raise InputError(f"unknown {self.kind} {name!r}: expected one of {', '.join(known)}{hint}")
         return self._classes[name]
+
+    def _take(self, name: str, entry: importlib.metadata.EntryPoint) -> None:
+        """Register what another package has under ``name``."""
+        others = [_package(other) for other in self._entries[name] if other is not entry]
+        if others or (name in self._classes and name not in self._taken):
+            others = others or [self._home(self._classes[name]).replace("built in", "vtoken-sim itself")]
+            raise InputError(
+                f"{self.kind} {name!r} is there twice: in {_package(entry)} ({entry.value}) and in {others[0]}; "
+                "uninstall one of them, or rename it"
+            )
+        if name in self._taken:
+            return
+        try:
+            found = entry.load()
+        except Exception as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(
+                f"{self.kind} {name!r}: {_package(entry)} cannot be loaded ({entry.value}): {why}"
+            ) from error
+        if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+            raise InputError(
+                f"{self.kind} {name!r}: {_package(entry)}: expected {entry.value} to be a dataclass, got {found!r}"
+            )
+        self.register(name)(found)  # type: ignore[arg-type]
+        self._taken.add(name)
+
+    def origin(self, name: str) -> str:
+        """Return where ``name`` comes from: ``built in``, a package with its version, or the module it was made in."""
+        self._load()
+        if name in self._entries:
+            return _package(self._entries[name][0])
+        return self._home(self.get(name))
+
+    def _home(self, cls: type[T]) -> str:
+        top = cls.__module__.partition(".")[0]
+        return "built in" if top == __name__.partition(".")[0] else cls.__module__
 
     def build(self, spec: str, **extra: Any) -> T:
         """Make the object that ``"name:key=value,..."`` describes.

@@ -106,20 +106,34 @@ hardware = _lister(_hardware, "List the hardware presets and where their figures
 
 
 def _entries(registry: Registry[Any]) -> list[Row]:
-    """Return name, first sentence of the documentation, and parameters of each entry."""
+    """Return name, first sentence of the documentation, parameters and origin of each entry."""
     import dataclasses
     import inspect
 
-    rows = []
+    from sim.errors import InputError
+
+    rows: list[Row] = []
     for name in registry:
-        entry = registry.get(name)
+        origin = registry.origin(name)
+        try:
+            entry = registry.get(name)
+        except InputError as error:
+            rows.append({"name": name, "what": str(error), "parameters": {}, "from": origin})
+            continue
         text = inspect.getdoc(entry) or ""
         parameters = {
             field.name: None if field.default is dataclasses.MISSING else field.default
             for field in dataclasses.fields(entry)
             if field.init
         }
-        rows.append({"name": name, "what": " ".join(text.partition("\n\n")[0].split()), "parameters": parameters})
+        rows.append(
+            {
+                "name": name,
+                "what": " ".join(text.partition("\n\n")[0].split()),
+                "parameters": parameters,
+                "from": origin,
+            }
+        )
     return rows
 
 

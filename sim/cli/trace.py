@@ -135,11 +135,17 @@ def generate(
 
 @app.command()
 def formats() -> None:
-    """List the trace formats that can be read."""
+    """List the trace formats that can be read, and the packages that those not built in come from."""
+    from sim.errors import InputError
     from sim.workload.readers import trace_readers
 
     for name in trace_readers:
-        typer.echo(f"{name:<15}{trace_readers.get(name).summary}")
+        origin = trace_readers.origin(name)
+        try:
+            summary = trace_readers.get(name).summary
+        except InputError as error:
+            summary = str(error)
+        typer.echo(f"{name:<15}{summary}" + ("" if origin == "built in" else f" [{origin}]"))
 
 
 def _whole(source: Source) -> Trace:

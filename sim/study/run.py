@@ -74,6 +74,13 @@ def simulate(
         If the configuration or the workload cannot be used, or not one request can be served.
     NoProgressError
         If something waits for what can never come.
+
+    Examples
+    --------
+    >>> from sim import SimConfig, simulate
+    >>> result = simulate(SimConfig(trace="poisson:rate=8,n=20,prompt=200,output=40", policy="random", budget=0.5))
+    >>> result.summary["finished"], len(result.requests_frame())
+    (20, 20)
     """
     model = model or get_model(config.model, config.kv_dtype)
     with contextlib.ExitStack() as stack:

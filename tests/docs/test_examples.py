@@ -7,10 +7,12 @@ import runpy
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+from sim.cli import COMMANDS, PLUGINS
 from sim.study.config import SimConfig
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +74,34 @@ def test_the_package_works_once_installed(page: str, listing: str, names: set[st
     call(sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=elsewhere, path=(site,))
 
 
+COMMAND_PAGES = sorted(f"commands/{path.name}" for path in (DOCS / "commands").glob("*.md") if path.stem != "index")
+NEED_TORCH = {"commands/calibrate.md", "commands/replay.md", "commands/validate.md"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", COMMAND_PAGES)
+def test_the_examples_of_a_command(page: str, tmp_path: Path) -> None:
+    if page in NEED_TORCH:
+        pytest.importorskip("torch", reason="needs torch: pip install -e '.[gpu]'")
+    write_files(page, tmp_path)
+    call("bash", "-c", shell(page), cwd=tmp_path)
+
+
+def test_every_command_has_a_page() -> None:
+    plugins = [entry.name for entry in entry_points(group=PLUGINS)]
+    pages = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "commands").glob("*.md"))
+    for name in (*COMMANDS, *plugins):
+        listed = re.search(rf"^```{{vtoken-options}} {name}\b", pages, re.MULTILINE)
+        assert listed or (DOCS / f"{name}.md").exists(), name
+
+
+def test_the_examples_of_the_library(tmp_path: Path) -> None:
+    ((_, _, text),) = [block for block in blocks("library.md") if block[0] == "python"]
+    (tmp_path / "example.py").write_text(text)
+    call(sys.executable, "-W", "error", "example.py", cwd=tmp_path)
+    assert (tmp_path / "slots.png").stat().st_size > 10_000
+
+
 @pytest.mark.parametrize("page", ["add_a_policy.md", "add_a_reclaimer.md"])
 def test_examples_stay_short(page: str) -> None:
     written = [text for language, name, text in blocks(page) if language == "python" and not name.startswith("test_")]
@@ -115,6 +145,12 @@ def test_the_fit_of_the_page_on_profiles(capsys: pytest.CaptureFixture[str]) -> 
     value, low, high = (float(part) for part in re.findall(r"[\d.]+", capsys.readouterr().out))
     assert low < value < high
     assert value == pytest.approx(3.2e-4, rel=0.02)
+
+
+def test_the_checks_of_the_page_on_plugins() -> None:
+    toml, code = (text for language, _, text in blocks("plugins.md") if language in ("toml", "python"))
+    assert toml in (ROOT / "tests" / "example_plugin" / "pyproject.toml").read_text(encoding="utf-8")
+    exec(compile(code, "plugins.md", "exec"), {})
 
 
 def test_configuration_is_up_to_date() -> None:

@@ -59,4 +59,4 @@ def test_torch_is_an_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not [need for need in project["dependencies"] if need.startswith(("torch", "triton", "dask"))]
     assert {need.split(">")[0] for need in project["optional-dependencies"]["gpu"]} == {"torch", "triton"}
-    assert set(project["optional-dependencies"]) == {"gpu", "cluster", "test"}
+    assert set(project["optional-dependencies"]) == {"gpu", "cluster", "docs", "notebooks", "test"}

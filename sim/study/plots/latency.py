@@ -8,16 +8,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from sim.study.plots.style import log_axis, new_figure, policy_colour, reclaimer_line, reclaimer_marker, styled
-from sim.study.tables import comparison
+from sim.errors import InputError, did_you_mean
+from sim.study.plots.style import (
+    axes_or_new,
+    log_axis,
+    new_figure,
+    policy_colour,
+    reclaimer_line,
+    reclaimer_marker,
+    styled,
+)
+from sim.study.tables import Grid, comparison
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from sim.study.result import RunResult
 
-__all__ = ["latency_by_setting", "latency_cdf"]
+__all__ = ["latency_by_setting", "latency_cdf", "latency_distribution", "latency_ranges"]
 
 KINDS = {
     "ttft_s": "time to first token (s)",
@@ -32,26 +42,61 @@ def latency_cdf(result: RunResult) -> Figure:
     """Draw the distribution over requests of TTFT, TPOT and end-to-end latency, with the median and p95 marked."""
     figure = new_figure(9.0, 3.2)
     panels = figure.subplots(1, len(KINDS), sharey=True)
-    colour = policy_colour(result.config.policy)
-    for axes, (name, label) in zip(panels, KINDS.items(), strict=True):
-        values = result.requests[name]
-        known = np.sort(values[np.isfinite(values)])
-        axes.set_xlabel(label)
-        if len(known):
-            shares = np.arange(1, len(known) + 1) / len(known)
-            axes.plot(known, shares, color=colour, linewidth=1.4, drawstyle="steps-post")
-            for percent in MARKED:
-                at = float(np.percentile(known, percent))
-                axes.plot([at, at], [0, percent / 100], color="#8C8C8C", linewidth=0.8, linestyle="--")
-                axes.annotate(f" p{percent} {at:.3g} s", (at, 0.02), fontsize=8, rotation=90, va="bottom", ha="right")
-            if known[0] > 0:
-                axes.set_xscale("log")
-                log_axis(axes.xaxis)
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    for axes, name in zip(panels, KINDS, strict=True):
+        _distribution(axes, result, name)
     panels[0].set_ylabel("requests")
     figure.suptitle(f"{result.config.label}: latency of {result.summary['finished']:,} finished requests", fontsize=10)
     return figure
+
+
+@styled
+def latency_distribution(result: RunResult, latency: str = "e2e_s", axes: Axes | None = None) -> Axes:
+    """Draw the distribution over requests of one latency, with the median and p95 marked.
+
+    Parameters
+    ----------
+    result
+        The run.
+    latency
+        ``ttft_s``, ``tpot_s`` or ``e2e_s``.
+    axes
+        Where to draw; a new figure if None.
+
+    Raises
+    ------
+    InputError
+        If there is no such latency.
+    """
+    axes = axes_or_new(axes)
+    label = _label_of(latency)
+    _distribution(axes, result, latency)
+    axes.set_ylabel("requests")
+    axes.set_title(f"{result.config.label}: {label.partition(' (')[0]} of {result.summary['finished']:,} requests")
+    return axes
+
+
+def _distribution(axes: Axes, result: RunResult, latency: str) -> None:
+    values = result.requests[latency]
+    known = np.sort(values[np.isfinite(values)])
+    axes.set_xlabel(KINDS[latency])
+    if len(known):
+        shares = np.arange(1, len(known) + 1) / len(known)
+        axes.plot(known, shares, color=policy_colour(result.config.policy), linewidth=1.4, drawstyle="steps-post")
+        for percent in MARKED:
+            at = float(np.percentile(known, percent))
+            axes.plot([at, at], [0, percent / 100], color="#8C8C8C", linewidth=0.8, linestyle="--")
+            axes.annotate(f" p{percent} {at:.3g} s", (at, 0.02), fontsize=8, rotation=90, va="bottom", ha="right")
+        if known[0] > 0:
+            axes.set_xscale("log")
+            log_axis(axes.xaxis)
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _label_of(latency: str) -> str:
+    if latency not in KINDS:
+        raise InputError(f"latency {latency!r}: expected one of {', '.join(KINDS)}{did_you_mean(latency, KINDS)}")
+    return KINDS[latency]
 
 
 @styled
@@ -69,22 +114,63 @@ def latency_by_setting(table: pd.DataFrame) -> Figure:
     present = [first.present(row) for row in range(len(settings))]
     figure = new_figure(10.0, 1.3 + 0.13 * len(settings) * (max(map(len, present)) + 1))
     panels = figure.subplots(1, len(KINDS), sharey=True)
-    for axes, (name, label) in zip(panels, KINDS.items(), strict=True):
-        for row, key in enumerate(settings):
-            for order, column in enumerate(present[row]):
-                low, high = (grids[name][p].cells[row][column].mean for p in MARKED)
-                place = row + _offset(order, len(present[row]))
-                _range(axes, low, high, place, str(key[0]), reclaimers[column])
-        axes.set_xlabel(label)
-        axes.set_xlim(0, None)
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-        axes.grid(axis="x", linewidth=0.4, color="#D9D9D9")
-    panels[0].set_yticks(range(len(settings)), [_label(key) for key in settings])
-    panels[0].set_ylim(len(settings) - 0.5, -0.5)
-    handles = [_range(panels[0], math.nan, math.nan, 0, "full", reclaimer) for reclaimer in reclaimers]
+    for axes, name in zip(panels, KINDS, strict=True):
+        handles = _ranges(axes, grids[name], name)
     figure.legend(handles, reclaimers, loc="outside right upper", title="p50 (open) to p95", alignment="left")
     figure.suptitle("Latency by policy, budget and reclaimer", fontsize=10)
     return figure
+
+
+@styled
+def latency_ranges(table: pd.DataFrame, latency: str = "e2e_s", axes: Axes | None = None) -> Axes:
+    """Draw p50 to p95 of one latency for every setting and reclaimer of a sweep.
+
+    Parameters
+    ----------
+    table
+        One row a run, as :func:`sim.sweep` gives it.
+    latency
+        ``ttft_s``, ``tpot_s`` or ``e2e_s``.
+    axes
+        Where to draw; a new figure if None.
+
+    Raises
+    ------
+    InputError
+        If there is no such latency.
+    """
+    label = _label_of(latency)
+    grids = {p: comparison(table, f"{latency}_p{p}") for p in MARKED}
+    axes = axes_or_new(axes)
+    handles = _ranges(axes, grids, latency)
+    axes.legend(
+        handles,
+        grids[50].reclaimers,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        borderaxespad=0.0,
+        title="p50 (open) to p95",
+        alignment="left",
+    )
+    axes.set_title(f"{label.partition(' (')[0].capitalize()} by policy, budget and reclaimer")
+    return axes
+
+
+def _ranges(axes: Axes, grids: dict[int, Grid], latency: str) -> list[Any]:
+    """Draw a row a setting; return a line a reclaimer for the legend."""
+    first = grids[MARKED[0]]
+    for row, key in enumerate(first.keys):
+        present = first.present(row)
+        for order, column in enumerate(present):
+            low, high = (grids[p].cells[row][column].mean for p in MARKED)
+            _range(axes, low, high, row + _offset(order, len(present)), str(key[0]), first.reclaimers[column])
+    axes.set_xlabel(KINDS[latency])
+    axes.set_xlim(0, None)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.grid(axis="x", linewidth=0.4, color="#D9D9D9")
+    axes.set_yticks(range(len(first.keys)), [_label(key) for key in first.keys])
+    axes.set_ylim(len(first.keys) - 0.5, -0.5)
+    return [_range(axes, math.nan, math.nan, 0, "full", reclaimer) for reclaimer in first.reclaimers]
 
 
 def _offset(place: int, of: int) -> float:

@@ -8,26 +8,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
+from sim.errors import InputError
 from sim.study.plots.style import axes_or_new, base_name, legend_beside, log_axis, policy_colour, reclaimer_line, styled
+from sim.study.result import RunResult
 from sim.study.tables import BASELINE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from sim.study.columns import Columns
-    from sim.study.result import RunResult
 
 __all__ = ["paired_reduction", "reduction_cdf", "retained_cdf"]
 
 
 @styled
-def retained_cdf(results: Sequence[RunResult], axes: Axes | None = None) -> Axes:
+def retained_cdf(results: RunResult | Sequence[RunResult], axes: Axes | None = None) -> Axes:
     """Draw the distribution over requests of the blocks each holds (mean over its decode).
 
     One result gets its peak and its count at the end as well; several should be a pair group: equal but for the
     reclaimer.
     """
     axes = axes_or_new(axes)
+    results = [results] if isinstance(results, RunResult) else results
     if len(results) == 1:
         (result,) = results
         kinds = {"retained_blocks": "mean", "retained_blocks_peak": "peak", "retained_blocks_finish": "at its end"}
@@ -59,9 +61,16 @@ def reduction_cdf(results: Sequence[RunResult], axes: Axes | None = None) -> Axe
         A pair group with a naive run in it.
     axes
         Where to draw; a new figure if None.
+
+    Raises
+    ------
+    InputError
+        If there is no naive run.
     """
     axes = axes_or_new(axes)
-    naive = next(result for result in results if base_name(result.config.reclaimer) == BASELINE)
+    naive = next((result for result in results if base_name(result.config.reclaimer) == BASELINE), None)
+    if naive is None:
+        raise InputError(f"reduction_cdf: expected a run with reclaimer {BASELINE!r} among the results")
     colour = policy_colour(naive.config.policy)
     medians = {}
     for result in results:

@@ -55,20 +55,27 @@ def reader_for(path: Path, format: str | None = None) -> TraceReader:
             look(path)
         return reader
     head = look(path)
+    broken = []
     for name in trace_readers:
-        reader = trace_readers.build(name)
+        try:
+            reader = trace_readers.build(name)
+        except InputError as error:  # another package's: it stops nobody whose file somebody else recognises
+            broken.append(str(error))
+            continue
         if reader.matches(head):
             return reader
-    raise _unrecognised(head)
+    raise _unrecognised(head, broken)
 
 
-def _unrecognised(head: Head) -> InputError:
+def _unrecognised(head: Head, broken: list[str]) -> InputError:
     """Say what is closest: the CSV format that lacks the fewest columns, if there is one."""
     if head.path.is_dir():
         return InputError(
             f"{head.path}: is a directory without Weka session files (*.json, *.json.gz), expected a file"
         )
     where = f"{head.path}" if head.parquet else f"{head.path}:1"
+    if broken:
+        return InputError(f"{where}: not a known trace format; {'; '.join(broken)}")
     candidates = [(name, trace_readers.get(name).columns) for name in trace_readers]
     near = [(len(columns) - _alike(columns, head.columns), name, columns) for name, columns in candidates if columns]
     if near and head.columns:
