@@ -72,7 +72,7 @@ def run(geometry: Model | None = None, **fields: Any) -> dict[str, Any]:
     summary = simulate(SimConfig(**BASE | fields), model=geometry).summary
     row = {name: summary[name] for name in COLUMNS}
     row |= {
-        "tables": summary["block_tables"],
+        "tables": summary["tables_per_request"],
         "e2e_p95_s": summary["e2e_s"]["p95"],
         "tpot_mean_s": summary["tpot_s"]["mean"],
     }

@@ -573,7 +573,7 @@ class Engine:
             "repack_launches": copies.launches + copies.stops,
             "copy_time_s": copies.busy_ns / 1e9,
             "copy_delay_s": copies.delay_ns / 1e9,
-            "block_tables": self.cache.units.tables,
+            "tables_per_request": self.cache.units.tables,
             "block_table_bytes": 4 * self._listed * self.cache.units.tables / self._units / max(self.step, 1),
         }
         summary = summarise(requests, self._steps, counts, self._waiting_at_last_arrival)

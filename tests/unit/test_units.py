@@ -157,7 +157,7 @@ RUN = SimConfig(
 def test_rows_of_a_request_are_sequences_of_the_log(tmp_path: Path):
     events = tmp_path / "events.parquet"
     result = simulate(RUN.replace(granularity="per_head"), events=events)
-    assert result.summary["block_tables"] == 4
+    assert result.summary["tables_per_request"] == 4
     log = KVEventLog.load(events)
     assert log.units == 4
     assert not Replay.of(log).holders

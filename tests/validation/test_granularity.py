@@ -23,7 +23,7 @@ RUN = SimConfig(
 )
 RECLAIMERS = ("naive", "ideal", "sync", "page", "reuse", "reuse+vtoken:at_once=8", "vtoken:repack_when=always",
               "stall:repack_when=always", "vtoken:repack_when=always,layout=fill")  # fmt: skip
-NEW = ("block_tables", "block_table_bytes", "wall_s", "repacks_committed", "repacks_cancelled")
+NEW = ("tables_per_request", "block_table_bytes", "wall_s", "repacks_committed", "repacks_cancelled")
 
 
 def outcome(config: SimConfig) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
