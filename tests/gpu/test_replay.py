@@ -42,6 +42,7 @@ ALL = (
     "stall:repack_when=always",
     VTOKEN + ",layout=scattered",
     VTOKEN + ",layout=fill",
+    "reuse+vtoken:at_once=0",
     "reuse+vtoken:layout=ordered",
     "reuse+vtoken:layout=scattered",
 )
@@ -71,7 +72,8 @@ def test_every_reclaimer_and_dtype(reclaimer: str, how: str):
     assert (report.tokens_copied > 0) == (reclaimer in COPYING)
     assert report.tokens_moved_in_place == ((kinds == Kind.MOVE).sum() if reclaimer in IN_PLACE else 0)
     assert (report.tokens_moved_in_place > 0) == (reclaimer in IN_PLACE)
-    filled = visible == "listed" and (kinds == Kind.TARGET).any()
+    # What is moved between two steps is there before the next one reads.
+    filled = visible == "listed" and (kinds == Kind.TARGET).any() and reclaimer != "reuse+vtoken"
     assert (report.outputs_undefined or 0) > 0 if filled else report.outputs_undefined == 0
     per_token = 2 * 2 * 16 * {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}[dtype] + (16 if dtype == "fp8" else 0)
     assert report.bytes_moved == 2 * per_token * (report.tokens_copied + report.tokens_moved_in_place)
@@ -102,7 +104,7 @@ def test_slow_and_reordered_copies(reclaimer: str, when: str):
         assert (report.outputs_verified or 0) > 20
 
 
-FILL = "reuse+vtoken"
+FILL = "reuse+vtoken:at_once=0"
 
 
 def test_dead_slots_that_a_copy_fills_are_undefined(monkeypatch: pytest.MonkeyPatch):
