@@ -77,7 +77,7 @@ def _by_live_token(name: str, pair: tuple[Case, Case], taken: dict[str, list[tup
     """Compare a live token of the long contexts with one of the even batch."""
     even, long = (by_live_token(case, taken[case.name]) for case in pair)
     best, median = best_and_median([a / b for a, b in zip(long, even, strict=True)])
-    policy = policies.build(name)
+    policy = policies.build(name.removesuffix(BATCH_BUDGET))
     # One that acts at the end of the prompt alone does nothing in the steps counted here.
     most = LONG_MOST if policy.columns and not policy.prompt_only else None
     return Figure(PART, f"{name}, a live token of the second by one of the first", median, "ratio", best, most=most)
