@@ -45,8 +45,10 @@ def rows_of_a_batch(draw):
     values = st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0]) | st.floats(0, 1, width=32)
     scores = [draw(st.lists(values.map(lambda x: x + 0.0), min_size=n, max_size=n)) for n in sizes]
     each = {"min_size": len(sizes), "max_size": len(sizes)}
-    keep, oldest, newest = (draw(st.lists(st.integers(low, 14), **each)) for low in (1, 0, 0))
-    group = draw(st.lists(st.integers(0, 2), **each))
+    # Mostly less than there is: with more, nobody competes.
+    keep = [draw(st.integers(1, max(1, n // 2)) | st.integers(1, 14)) for n in sizes]
+    oldest, newest = (draw(st.lists(st.sampled_from([0, 0, 1, 3, 14]), **each)) for _ in range(2))
+    group = draw(st.just([0] * len(sizes)) | st.lists(st.integers(0, 2), **each))
     return scores, keep, group, draw(st.sampled_from([0.0, 0.2, 0.5, 1.0])), oldest, newest
 
 
@@ -61,6 +63,7 @@ def shared_by_the_kernel(scores, keep, group, floor, oldest, newest, gap=0):
 
 @given(rows_of_a_batch(), st.integers(0, 3))
 @example(([[0.5] * 4, [0.5] * 4], [2, 3], [0, 0], 0.0, [0, 0], [0, 0]), 0)
+@example(([[1.0] * 4, [0.0] * 4], [2, 2], [0, 0], 1.0, [0, 0], [0, 0]), 0)  # the floor binds
 def test_the_best_of_a_group_stay(case, gap):
     _, keep, group, floor, oldest, newest = case
     shared, _, _, n = shared_by_the_kernel(*case[:4], np.array(oldest), np.array(newest), gap)
