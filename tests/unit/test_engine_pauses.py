@@ -9,6 +9,7 @@ import pytest
 
 from sim.errors import InputError
 from sim.kv.events import Kind
+from sim.kv.scatter import most_to_win
 from sim.study.config import SimConfig
 from sim.study.run import build_engine, simulate
 from tests.support.serving import MS, Steps, engine, recount, trace
@@ -90,6 +91,25 @@ def test_what_a_prompt_leaves_behind_is_moved_before_the_next_step():
     assert outcome.steps["dt_s"].tolist() == pytest.approx([0.001, 0.001 + 0.0002 + moved * 0.0005, *[0.001] * 4])
     assert outcome.summary["copy_delay_s"] == outcome.summary["copy_time_s"]
     assert (outcome.summary["repack_launches"], outcome.summary["tokens_copied"]) == (1, moved)
+
+
+def test_where_little_is_to_be_moved_not_one_block_is_left_to_win():
+    class Look(Steps):
+        seen = 0
+
+        def applied(self, engine: Any, finished: int) -> None:
+            del finished
+            state, rows = engine.cache.store.s, engine.scheduler.running[: engine.scheduler.num_running]
+            assert most_to_win(state, rows, np.empty(len(rows), np.int64)) == 0
+            assert not engine.scheduler.plans, "nothing is copied beside a step"
+            self.seen += len(rows)
+
+    requests = trace(*((k * MS, 20 + 9 * k, 60 - 3 * k) for k in range(14)))
+    look, options = Look(20_000), THIN | {"reclaimer": "reuse+vtoken", "policy": "h2o", "budget": 0.4}
+    run = engine(requests, blocks=400, observer=look, copy="linear:per_token_s=1e-6", **options)
+    summary = run.run().summary
+    assert summary["repacks_committed"] > 3
+    assert look.seen > 100
 
 
 def test_all_goes_beside_the_steps_if_nobody_is_to_wait():
