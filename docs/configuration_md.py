@@ -51,6 +51,7 @@ UNITS = {
     "copy_cost": "specification",
     "score_reads": "share of the KV read",
     "table_us": "microseconds",
+    "evict_every": "steps",
     "seed": "whole number",
 }
 

@@ -114,6 +114,8 @@ class Engine:
         What units have dropped, where they decide alone and share the cache's block tables.
     table_us
         Time of a step for each block table of a request that it schedules, beyond the first, in microseconds.
+    evict_every
+        Decode steps of a request from one eviction to the next.
     seed
         Seed of everything random that is not the trace.
     observer
@@ -136,6 +138,7 @@ class Engine:
         score_reads: float = 0.0,
         ballots: Ballots | None = None,
         table_us: float = 0.0,
+        evict_every: int = 1,
         seed: int = 0,
         observer: StepObserver | None = None,
         progress: Progress | None = None,
@@ -188,6 +191,7 @@ class Engine:
         self._batch_budget = self._one_budget(policy, reclaimer) if budget.together and policy.evicts else None
         self._deciders = int(self._deciding.sum()) if ballots is None else ballots.units.count
         self._table_ns = table_us * 1e3 * (units.tables - 1)
+        self._evict_every = evict_every
         self._listed = 0
         part, whole = units.token_share
         self._copy_token_ns = copy_cost.bandwidth_ns(1 << 20) / (1 << 20) * part / whole
@@ -519,6 +523,8 @@ class Engine:
             if self._observes:
                 policy.observe(view)
             if self._batch_budget is None:
+                if self._evict_every > 1:
+                    view = view.subset((view.length - view.prompt) % self._evict_every == 0)
                 self._evict_excess(view)
         if self._batch_budget is not None:
             running = self.scheduler.running[: self.scheduler.num_running]

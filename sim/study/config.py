@@ -47,6 +47,7 @@ _LATER = (
     "block_tables",
     "simulated_layers",
     "table_us",
+    "evict_every",
 )
 """Fields that came after the first release: see :meth:`SimConfig.hash`."""
 
@@ -127,6 +128,13 @@ class SimConfig(BaseModel):
         "request",
         "Whose tokens compete for a budget: each request's for its own, or those of all requests that decode for the "
         "sum of their budgets. With batch, who dies depends on who runs beside whom, so reclaimers see other deaths.",
+    )
+    evict_every: int = _field(
+        EVICTION,
+        1,
+        "Decode steps of a request from one eviction to the next: its tokens are over the budget by up to that many "
+        "less one. Every request is cut to its budget at the end of its prompt.",
+        ge=1,
     )
     reclaimer: str = _field(
         EVICTION,
@@ -274,6 +282,7 @@ class SimConfig(BaseModel):
             # Full retention has no budget: equal runs get equal configurations, and equal hashes.
             values |= dict.fromkeys(BUDGETS)
             values.pop("budget_scope", None)
+            values.pop("evict_every", None)
         elif not given:
             values["budget"] = DEFAULT_BUDGET
         elif given == ["budget_memory"]:
@@ -290,6 +299,8 @@ class SimConfig(BaseModel):
         policy, reclaimer = _name(self.policy), _name(self.reclaimer)
         if reclaimer == "none" and policy not in ("full", "quest"):
             raise InputError(f"reclaimer none keeps every token, but policy {policy} evicts: use policy full with it")
+        if self.evict_every > 1 and self.budget_scope == "batch":
+            raise InputError("evict_every: a budget of the whole batch is kept in every step, leave evict_every at 1")
         return self
 
     def replace(self, **changes: Any) -> SimConfig:

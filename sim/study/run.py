@@ -172,6 +172,7 @@ def build_engine(
         copy_cost=build_copy_cost(config.copy_cost, model=model, hardware=hardware),
         score_reads=config.score_reads,
         table_us=config.table_us,
+        evict_every=config.evict_every,
         ballots=ballots,
         seed=config.seed,
         observer=observer,

@@ -113,6 +113,8 @@ def test_overlay_lets_a_flag_replace_the_rival_field_of_a_file() -> None:
         ({"granularity": "per_layer", "simulated_layers": 0}, "simulated_layers: expected greater than or equal to 1"),
         ({"granularity": "per_layer", "block_tables": "both"}, "block_tables: expected 'per_unit' or 'shared'"),
         ({"table_us": -1.0}, "table_us: expected greater than or equal to 0"),
+        ({"evict_every": 0}, "evict_every: expected greater than or equal to 1"),
+        ({"evict_every": 2, "budget_scope": "batch"}, "evict_every: a budget of the whole batch is kept in every step"),
         ({"shared_blocks": "move"}, "shared_blocks: expected 'skip' or 'copy_out', got 'move'"),
     ],
 )
@@ -200,12 +202,13 @@ def test_hash_changes_with_every_field() -> None:
         "seed": 1,
     }
     of_units = {"block_tables": "shared", "simulated_layers": 4}
-    assert {*other, *of_units, *BUDGETS, "budget_scope"} == set(SimConfig.model_fields)
+    assert {*other, *of_units, *BUDGETS, "budget_scope", "evict_every"} == set(SimConfig.model_fields)
     hashes = {base.hash()} | {base.replace(**{name: value}).hash() for name, value in other.items()}
     hashes |= {SimConfig(budget=0.3).hash(), SimConfig(budget=0.4).hash(), SimConfig(budget_tokens=3).hash()}
     hashes |= {SimConfig(budget_memory="1GiB").hash(), SimConfig(budget_scope="batch").hash()}
+    hashes |= {SimConfig(evict_every=16).hash()}
     hashes |= {base.replace(granularity="per_layer", **{name: value}).hash() for name, value in of_units.items()}
-    assert len(hashes) == len(other) + len(of_units) + 6
+    assert len(hashes) == len(other) + len(of_units) + 7
     assert all(len(each) == 16 and int(each, 16) >= 0 for each in hashes)
 
 
