@@ -30,6 +30,7 @@ COMMANDS = {
     "sweep": ("sim.cli.sweep:sweep", None, "Simulate every combination of a grid and its seeds."),
     "results": ("sim.cli.sweep:results", None, "Print the tables of a sweep."),
     "search": ("sim.cli.search:app", None, "Find limits: requests that fit together, rates that bounds allow."),
+    "reproduce": ("sim.cli.reproduce:reproduce", None, "Try the claims of the vToken paper, one by one."),
     "plot": ("sim.cli.plot:plot", None, "Draw what a run or a sweep shows."),
     "report": ("sim.cli.report:report", None, "Write one HTML page about a run or a sweep, with block maps to play."),
     "trace": ("sim.cli.trace:app", None, "Describe, convert and generate traces."),

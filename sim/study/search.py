@@ -229,6 +229,7 @@ def search(
     executor: Executor | None = None,
     run: RunFunction | None = None,
     progress: Progress | None = None,
+    tell: bool = True,
 ) -> Report:
     """Answer every question; runs that ``out`` holds are not made again.
 
@@ -251,6 +252,8 @@ def search(
         What makes a run; :func:`sim.study.run.simulate` if None.
     progress
         Where to say how far it is: a line a probe, and a count while runs are made.
+    tell
+        Say that line.
 
     Raises
     ------
@@ -269,16 +272,18 @@ def search(
         errors: dict[str, str] = {}
         asked: set[str] = set()
         made = 0
+        told = progress if tell else Progress(None, progress.unit)
 
         def go_on() -> None:
             for each in searches:
-                for missing in each.advance(store, finished, errors, progress):
+                for missing in each.advance(store, finished, errors, told):
                     if missing.config_hash not in asked:
                         asked.add(missing.config_hash)
                         waiting.append(missing)
 
         go_on()
         with working(executor, workers, list(waiting)) as at_work:
+            progress.start()
             for outcome in outcomes(waiting, store, run, at_work, progress):
                 made += 1
                 if outcome.error is None:
