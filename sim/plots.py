@@ -5,6 +5,9 @@ Of a :class:`~sim.RunResult`: :func:`slots_over_time`, :func:`liveness_over_time
 :func:`retained_cdf`, :func:`reduction_cdf`. Of the table of :func:`sim.sweep`: :func:`setting_bars`,
 :func:`latency_ranges`. Of a :class:`~sim.SearchResult`: :func:`search_probes`. None of them touches pyplot's state.
 
+Within ``with use_style("paper"):`` they draw for a column of a two-column paper; :func:`save` writes what they drew,
+with the same bytes each time.
+
 >>> import sim
 >>> result = sim.simulate(sim.SimConfig(trace="poisson:rate=8,n=20,prompt=200,output=40", policy="random", budget=0.5))
 >>> axes = sim.plots.slots_over_time(result)
@@ -22,6 +25,7 @@ from sim.study.plots.pool import pool_blocks
 from sim.study.plots.retained import reduction_cdf, retained_cdf
 from sim.study.plots.settings import setting_bars
 from sim.study.plots.slots import slots_over_time
+from sim.study.plots.style import save, use_style
 
 __all__ = [
     "concurrency_over_time",
@@ -31,7 +35,9 @@ __all__ = [
     "pool_blocks",
     "reduction_cdf",
     "retained_cdf",
+    "save",
     "search_probes",
     "setting_bars",
     "slots_over_time",
+    "use_style",
 ]

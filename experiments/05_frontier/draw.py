@@ -16,7 +16,7 @@ from sim.study.plots import style
 HERE = Path(__file__).parent
 S = 16
 ROWS = (("llama-3.1-8b", 0.35), ("llama-3.1-8b", 0.50), ("qwen2.5-14b", 0.50))
-ROW_LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"))
+ROW_LOOKS = (("#0072B2", "o"), ("#08306B", "s"), ("#6BAED6", "^"))  # shades of the colour of the one policy, h2o
 SYSTEMS = {
     ("full", "none"): "full retention (native vLLM)",
     ("h2o", "naive"): "naive",
@@ -102,6 +102,8 @@ def draw_lengths(lengths: pd.DataFrame, paper: pd.DataFrame) -> None:
         rows = lengths[(lengths["policy"] == policy) & (lengths["reclaimer"] == reclaimer)]
         rows = rows.assign(tokens=rows["trace"].map(length_of)).sort_values("tokens")
         look = {"color": style.policy_colour(policy), "linestyle": style.reclaimer_line(reclaimer)}
+        if reclaimer == "none":  # where it is hidden by naive's points, around them
+            look |= {"markersize": 9, "fillstyle": "none"}
         axes.plot(rows["tokens"], rows["max_concurrency"], marker=style.reclaimer_marker(reclaimer), label=name, **look)
     first = paper.iloc[0]
     points = [first["native_or_naive"], first["vtoken"]]

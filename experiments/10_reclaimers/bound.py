@@ -13,11 +13,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from matplotlib.lines import Line2D
 
 from sim import SimConfig
 from sim.kv.bound import fewest_copies
 from sim.kv.window import find_window
-from sim.study.plots.style import log_axis, new_figure, policy_colour, save
+from sim.study.plots.style import figure_legend, log_axis, new_figure, policy_colour, save, styled
 from sim.study.run import build_engine
 from sim.workload.trace import Trace
 
@@ -96,14 +97,16 @@ def main(out: Path) -> None:
     draw(rows, out)
 
 
+@styled
 def draw(rows: list[list[object]], out: Path) -> None:
     """Draw tokens moved by the fewest possible, for each choice, policy and moment at a budget of 0.5."""
-    figure = new_figure(9.0, 3.4)
+    figure = new_figure(11.0, 3.4)
+    policies = ("h2o", "scissorhands", "random")
     whens = sorted({str(row[2]) for row in rows}, reverse=True)
     looks = {"scattered": ":", "ordered, any number of runs": "--", "ordered, one run (vtoken)": "-"}
     for at, when in enumerate(whens):
         axes = figure.add_subplot(1, len(whens), at + 1)
-        for policy in ("h2o", "scissorhands", "random"):
+        for policy in policies:
             for way, line in looks.items():
                 points = [
                     (row[5], row[9]) for row in rows if row[:3] == [policy, 0.5, when] and row[7] == way and row[9]
@@ -113,7 +116,6 @@ def draw(rows: list[list[object]], out: Path) -> None:
                     [float(str(y)) for _, y in points],
                     line,
                     color=policy_colour(policy),
-                    label=f"{policy}, {way}",
                 )
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set_yscale("log")
@@ -121,7 +123,9 @@ def draw(rows: list[list[object]], out: Path) -> None:
         axes.set_title(when)
         axes.set_xlabel("blocks freed, % of the most that can be")
         axes.set_ylabel("tokens moved / fewest possible (fill)")
-    axes.legend(fontsize=6, loc="upper right")
+    handles = {policy: Line2D([], [], color=policy_colour(policy)) for policy in policies}
+    handles |= {way: Line2D([], [], color="black", linestyle=line) for way, line in looks.items()}
+    figure_legend(figure, list(handles.values()), list(handles))
     save(figure, out / "bound.png")
 
 

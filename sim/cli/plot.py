@@ -13,10 +13,23 @@ __all__ = ["plot"]
 def plot(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a run or of a sweep.")],
     out: Annotated[Path | None, typer.Option(help="Where the pictures go; DIR/plots when not given.")] = None,
-    file_format: Annotated[str, typer.Option("--format", metavar="png|svg|pdf", help="File format.")] = "png",
+    style: Annotated[
+        str,
+        typer.Option(
+            metavar="screen|paper",
+            help="What the pictures are for: a screen, or a paper of two columns, of which they take the width of one "
+            "(3.33 in) or of both (7 in).",
+        ),
+    ] = "screen",
+    file_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format", metavar="png|svg|pdf", help="File format; png when not given, and pdf with --style paper."
+        ),
+    ] = None,
 ) -> None:
     """Draw what a run or a sweep shows about KV memory, concurrency and latency."""
     from sim.study.plots import plot_directory
 
-    for path in plot_directory(directory, out, file_format=file_format):
+    for path in plot_directory(directory, out, file_format=file_format, style=style):
         print(path)

@@ -166,6 +166,8 @@ def test_directories_that_are_not_what_is_asked_for(tmp_path: Path, capsys: pyte
     assert "no finished run" in refused(capsys, "results", str(tmp_path))
     made_up.result(SimConfig(), 5, 5).save(tmp_path / "run")
     assert "expected one of" in refused(capsys, "plot", str(tmp_path / "run"), "--format", "jpg")
+    told = refused(capsys, "plot", str(tmp_path / "run"), "--style", "papper")
+    assert "style: expected one of screen, paper, got 'papper'; did you mean 'paper'" in told
     (tmp_path / "run" / "steps.parquet").write_bytes(b"PAR1")
     assert "steps.parquet" in refused(capsys, "plot", str(tmp_path / "run"))
 

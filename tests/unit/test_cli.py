@@ -227,6 +227,8 @@ def test_sweep_results_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[st
     paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert out / "plots" / "fragmentation.svg" in paths
     assert all(path.stat().st_size > 1000 for path in paths)
+    assert cli.main(["plot", str(out), "--style", "paper", "--out", str(tmp_path / "figures")]) == 0
+    assert [Path(line).name for line in capsys.readouterr().out.splitlines()] == [f"{path.stem}.pdf" for path in paths]
 
 
 def test_the_plan_of_a_large_sweep_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

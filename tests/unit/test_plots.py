@@ -14,19 +14,24 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from sim.errors import InputError
 from sim.kv.events import KVEventLog
 from sim.kv.policies import policies
 from sim.study import plots
 from sim.study.config import SimConfig
+from sim.study.plots.medium import PAPER, SCREEN, STYLES, current_style, use_style
 from sim.study.plots.pool import MOST_BLOCKS, _classes, window
 from sim.study.plots.style import (
     FORMATS,
+    OTHER_POLICIES,
     POLICY_LOOKS,
     RAMP_COLOURS,
     RECLAIMER_LOOKS,
     SLOT_COLOURS,
+    caption_of,
+    edge_colour,
     policy_colour,
     policy_marker,
     reclaimer_line,
@@ -273,6 +278,157 @@ def test_plots_a_directory(tmp_path: Path, result: RunResult, sweep: Store) -> N
     assert all(path.parent == tmp_path / "run" / "plots" and path.stat().st_size > 1000 for path in paths)
     assert len(plots.plot_directory(sweep.root, tmp_path / "pictures", file_format="svg")) == 10
     assert {path.suffix for path in (tmp_path / "pictures").iterdir()} == {".svg"}
+
+
+def of_both(result: RunResult, sweep: Store) -> list[tuple[str, Figure]]:
+    """Return every picture of a run and of a sweep."""
+    return [
+        *plots.run_figures(result),
+        *plots.sweep_figures(sweep),
+        ("block_map", plots.block_map_around_repack(logged())),
+    ]
+
+
+def sizes_of_text(figure: Figure) -> set[float]:
+    texts = figure.findobj(
+        lambda artist: isinstance(artist, Text) and artist.get_text().strip() and artist.get_visible()
+    )
+    return {text.get_fontsize() for text in texts}
+
+
+def test_a_paper_has_columns_small_text_and_captions_of_its_own(result: RunResult, sweep: Store) -> None:
+    with use_style("paper"):
+        figures = of_both(result, sweep)
+    for name, figure in figures:
+        check(figure)
+        assert figure.get_figwidth() in (3.33, 7.0), name
+        assert sizes_of_text(figure) <= {7, 7.5, 8}, name
+        assert figure.get_suptitle() == "", name
+        assert caption_of(figure), name
+        if len([axes for axes in figure.axes if axes.axison]) == 1:
+            (axes,) = (axes for axes in figure.axes if axes.axison)
+            assert not axes.get_title("left").startswith(result.config.label), name
+    widths = {name: figure.get_figwidth() for name, figure in figures}
+    assert widths["latency"] == widths["slots"] == 7.0  # the three columns of the sweep
+    assert figures[0][1].get_figwidth() == 3.33
+
+
+def test_what_both_styles_draw_is_the_same(result: RunResult) -> None:
+    on_screen = plots.retained_cdf(result)
+    with use_style("paper"):
+        on_paper = plots.retained_cdf(result)
+    assert on_screen.get_title("left") == caption_of(on_paper) == caption_of(on_screen)
+    assert on_paper.get_title("left") == ""
+    for ours, theirs in zip(on_screen.get_lines(), on_paper.get_lines(), strict=True):
+        assert np.array_equal(ours.get_xdata(), theirs.get_xdata())
+        assert ours.get_color() == theirs.get_color()
+        assert ours.get_linewidth() > theirs.get_linewidth()
+
+
+def test_sizes_are_the_columns_of_a_paper() -> None:
+    assert SCREEN.size(6.0, 3.0) == (6.0, 3.0)
+    assert [PAPER.size(width, 3.0)[0] for width in (1.0, 7.0, 7.5, 7.6, 10.0, 30.0)] == [3.33] * 3 + [7.0] * 3
+
+
+def test_a_style_ends_with_its_block() -> None:
+    with mpl.rc_context({"font.size": 33.0}):
+        with use_style("paper"):
+            assert current_style() is PAPER
+            assert mpl.rcParams["pdf.fonttype"] == mpl.rcParams["ps.fonttype"] == 42
+        assert mpl.rcParams["font.size"] == 33.0
+        told = "expected one of screen, paper, got 'papr'; did you mean 'paper'"
+        with pytest.raises(InputError, match=told), use_style("papr"):
+            pass
+    assert current_style() is SCREEN
+    with pytest.raises(ZeroDivisionError), use_style("paper"):
+        _ = 1 / 0
+    assert current_style() is SCREEN
+
+
+def test_a_pdf_for_a_paper_has_truetype_fonts_a_title_and_no_date(tmp_path: Path, result: RunResult) -> None:
+    for name in ("one", "two"):
+        with use_style("paper"):
+            save(plots.slots_over_time(result), tmp_path / f"{name}.pdf")
+    data = (tmp_path / "one.pdf").read_bytes()
+    assert data == (tmp_path / "two.pdf").read_bytes()
+    fonts = re.findall(rb"/Subtype /(Type3|Type1|TrueType|CIDFontType2)\b", data)
+    assert fonts
+    assert set(fonts) <= {b"TrueType", b"CIDFontType2"}
+    assert b"STIXGeneral" in data
+    assert b"CreationDate" not in data
+    assert b"of allocated slots dead" in data
+
+
+@pytest.mark.parametrize(
+    ("style", "file_format", "suffix"), [("paper", None, "pdf"), ("screen", None, "png"), ("paper", "svg", "svg")]
+)
+def test_a_style_has_a_format_that_another_one_wins_over(
+    tmp_path: Path, result: RunResult, style: str, file_format: str | None, suffix: str
+) -> None:
+    result.save(tmp_path / "run")
+    for place in ("one", "two"):
+        paths = plots.plot_directory(tmp_path / "run", tmp_path / place, style=style, file_format=file_format)
+    assert {path.suffix for path in paths} == {f".{suffix}"}
+    for path in paths:
+        assert path.read_bytes() == (tmp_path / "one" / path.name).read_bytes()
+    with pytest.raises(InputError, match="got 'screan'; did you mean 'screen'"):
+        plots.plot_directory(tmp_path / "run", style="screan")
+
+
+def test_saves_under_names_that_tell_the_format(tmp_path: Path, result: RunResult) -> None:
+    axes = plots.slots_over_time(result)
+    save(axes, tmp_path / "one.png")
+    save(figure_of(plots.slots_over_time(result)), tmp_path / "two.png")
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
+    with pytest.raises(
+        InputError, match=r"slots\.pfd: expected a name that ends with one of png, svg, pdf; did you mean"
+    ):
+        save(axes, tmp_path / "slots.pfd")
+    with pytest.raises(InputError, match="cannot write there"):
+        save(axes, tmp_path / "missing" / "slots.png")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_many_policies_go_into_lines_that_a_page_has_room_for(tmp_path: Path, style: str) -> None:
+    spec = SweepSpec(
+        grid={
+            "policy": ["h2o", "random", "scissorhands", "streaming_llm", "snapkv", "expected_attention"],
+            "budget": [0.3, 0.5, 0.7],
+            "reclaimer": ["naive", "reuse", "vtoken", "ideal"],
+        }
+    )
+    store = Store(tmp_path)
+    store.create()
+    for run in spec.expand().runs:
+        store.put(run.config_hash, made_up.result(run.config, 5, 5))
+    table, _ = store.frame()
+    with use_style(style):
+        figures = [
+            plots.retained_by_setting(table),
+            plots.latency_by_setting(table),
+            figure_of(plots.setting_bars(table)),
+        ]
+        figures += [figure_of(plots.latency_ranges(table))]
+    for figure in figures:
+        check(figure)
+        for axes in figure.axes:
+            # Of labels in two lines, the second one is what may run into the next one.
+            for names, side in ((axes.get_xticklabels(), "x"), (axes.get_yticklabels(), "y")):
+                written = [label for label in names if label.get_text().split("\n")[-1].strip()]
+                boxes = sorted(getattr(label.get_window_extent(), f"interval{side}").tolist() for label in written)
+                assert all(one[1] <= other[0] for one, other in itertools.pairwise(boxes)), boxes
+    assert figures[0].get_figwidth() <= 12.6
+    lines = {axes.get_position().y0 for axes in figures[0].axes}
+    assert len(lines) == 2
+    assert {axes.get_ylim() for axes in figures[0].axes} == {figures[0].axes[0].get_ylim()}
+
+
+def test_hatches_show_on_every_policy() -> None:
+    def lightness(colour: str) -> float:
+        return float(np.dot(to_rgba(colour)[:3], (0.3, 0.59, 0.11)))
+
+    for colour in {look[0] for look in (*POLICY_LOOKS.values(), *OTHER_POLICIES)}:
+        assert abs(lightness(edge_colour(colour)) - lightness(colour)) > 0.25, colour
 
 
 def test_what_is_neither_a_run_nor_a_sweep_is_one_clear_line(tmp_path: Path) -> None:

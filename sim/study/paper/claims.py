@@ -28,7 +28,7 @@ LLAMA, MISTRAL, _ = MODELS
 
 
 def in_worlds(table: pd.DataFrame) -> Iterator[tuple[dict[str, str], pd.DataFrame]]:
-    """Yield the runs with vtoken of each world: when it repacks, lengths, memory, load; or one thing at another value."""
+    """Yield the runs with vtoken of each world: when it repacks, lengths, memory, load; or one thing changed."""
     mine = table[table["reclaimer"].str.startswith(VTOKEN)]
     mine = mine[(mine["part"] == "main") | ~mine["variant"].isin((BASE, REPACK_ALWAYS))]
     by = ["part", "reclaimer", "variant", "lengths", "memory", "load"]
@@ -189,7 +189,7 @@ def shared_prefix(paper: float) -> Any:
     return worlds
 
 
-def lines_a_policy(evidence: Evidence) -> list[World]:
+def lines_a_policy(_: Evidence) -> list[World]:
     """Count the lines of code of this package's policies that the paper has, too; the longest decides."""
     name, most = max(_policy_lines().items(), key=lambda each: each[1])
     return [World({}, Figure(most, most, most), most < LINES, name)]
@@ -265,24 +265,24 @@ def says(text: str) -> Callable[[Evidence, Sequence[World]], str]:
     return lambda _, __: text
 
 
-def why_least(evidence: Evidence, worlds: Sequence[World]) -> str:
+def why_least(_: Evidence, worlds: Sequence[World]) -> str:
     """Say which set-up is the weakest, and how many worlds repack nothing at all."""
     idle = sum(world.figure.mean == 0 and world.figure.half == 0 for world in worlds)
     return f"In {idle} of {len(worlds)} worlds some set-up is never short of memory, and nothing is repacked."
 
 
-def why_most(evidence: Evidence, worlds: Sequence[World]) -> str:
+def why_most(evidence: Evidence, _: Sequence[World]) -> str:
     """Say what a cache without any holes has, which nothing can beat."""
     table = evidence.part("main", "variant")
     bound = table[table["reclaimer"] == "ideal"][RETAINED].min()
     share = max(RATIOS)
     return (
-        f"With {share:.0%} of the tokens evicted, a cache without holes (ideal) holds at most {-bound:.1%} fewer blocks "
-        f"here; by its closed form {share:.0%}."
+        f"With {share:.0%} of the tokens evicted, a cache without holes (ideal) holds at most {-bound:.1%} fewer "
+        f"blocks here; by its closed form {share:.0%}."
     )
 
 
-def why_frontier(evidence: Evidence, worlds: Sequence[World]) -> str:
+def why_frontier(_: Evidence, __: Sequence[World]) -> str:
     """Say what decides."""
     return (
         "Below theta_f nothing is repacked, so at most 1 - theta_f of the pool comes to live: half of the tokens kept "
@@ -290,16 +290,17 @@ def why_frontier(evidence: Evidence, worlds: Sequence[World]) -> str:
     )
 
 
-def why_indirection(evidence: Evidence, worlds: Sequence[World]) -> str:
+def why_indirection(_: Evidence, __: Sequence[World]) -> str:
     """Compare the bytes of the tables with those of K and V."""
     kv_bytes = get_model(LLAMA).kv_bytes_per_token
     return (
-        "What looking slots up costs on the host and on the device is not simulated; a profile measured on a GPU has it "
-        f"(vtoken calibrate). In bytes: 8 a token and step beside the {kv_bytes:,} of its K and V, {8 / kv_bytes:.4%}."
+        "What looking slots up costs on the host and on the device is not simulated; a profile measured on a GPU has "
+        f"it (vtoken calibrate). In bytes: 8 a token and step beside the {kv_bytes:,} of its K and V, "
+        f"{8 / kv_bytes:.4%}."
     )
 
 
-def why_lines(evidence: Evidence, worlds: Sequence[World]) -> str:
+def why_lines(_: Evidence, __: Sequence[World]) -> str:
     """Say what was counted."""
     counts = ", ".join(f"{name} {count}" for name, count in _policy_lines().items())
     return (
@@ -323,8 +324,8 @@ CLAIMS: tuple[Claim, ...] = (
         "sla", "SLA-constrained throughput, times Naive-Evict's: up to", "1.37", "A",
         "some set-up of a world reaches it, within the 3 % of the search", "x", sla_most(1.37),
         says(
-            "p95 latency at most 1.05 times that of naive eviction at the load of the baseline; at which load the paper "
-            "measures it is not known."
+            "p95 latency at most 1.05 times that of naive eviction at the load of the baseline; at which load the "
+            "paper measures it is not known."
         ),
     ),
     Claim(
@@ -396,7 +397,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "prefix", "blocks a request, 8 sharing a prefix", "-42.2 %", "C",
         "the figure is the paper's to within a quarter", "%", shared_prefix(-0.422),
-        says("What is left alone is the shared part, so the share of the prompt that is shared decides (experiment 03)."),
+        says("The shared part is left alone, so the share of the prompt that is shared decides (experiment 03)."),
     ),
     Claim(
         "each_repack_wins", "a repack frees more blocks than it takes", "always", "B",
@@ -404,7 +405,8 @@ CLAIMS: tuple[Claim, ...] = (
         says("Least blocks won a repack, of all runs. The plan is checked again when it takes effect."),
     ),
     Claim(
-        "lines", "lines of code a policy", f"< {LINES}", "A", f"each of the paper's three is under {LINES}", "lines", lines_a_policy, why_lines,
+        "lines", "lines of code a policy", f"< {LINES}", "A", f"each of the paper's three is under {LINES}", "lines",
+        lines_a_policy, why_lines,
     ),
     Claim(
         "indirection", "cost of the token table alone", "< 1 %", "B", "", "%", nothing, why_indirection,
@@ -413,8 +415,8 @@ CLAIMS: tuple[Claim, ...] = (
         "stability", "outputs with and without repacking alike (ROUGE-L F1 -0.0016, 93.1 % within 0.01)", "alike", "B",
         "", "", nothing,
         says(
-            "No text is generated here. The same tokens die with and without a repack, and the replay checks that every "
-            "byte of a moved token is where it should be; the order of sums in a kernel is what is left."
+            "No text is generated here. The same tokens die with and without a repack, and the replay checks that "
+            "every byte of a moved token is where it should be; the order of sums in a kernel is what is left."
         ),
     ),
     Claim(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -153,8 +154,8 @@ def grouped(table: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any,
 
 def cells(table: pd.DataFrame, column: str) -> list[Cell]:
     """Return a figure of each set-up over its seeds; those that have none are left out."""
-    found = [(key, interval(group[column].to_numpy(np.float64))) for key, group in grouped(table, CELL)]
-    return [Cell(*key, figure=each) for key, each in found if not math.isnan(each.mean)]
+    found = [(*key, interval(group[column].to_numpy(np.float64))) for key, group in grouped(table, CELL)]
+    return [cell for cell in itertools.starmap(Cell, found) if not math.isnan(cell.figure.mean)]
 
 
 def figure(table: pd.DataFrame, column: str) -> Figure:

@@ -70,10 +70,10 @@ def markdown(found: Reproduction) -> str:
     parts = [
         f"# The paper's claims, simulated ({size.name} size, {len(size.seeds)} seeds)\n",
         "Made by `vtoken reproduce`. A *world* is one choice for what the paper does not tell. A claim *holds* if it "
-        "does in every world tried, *does not hold* if in none, and *cannot be said* if that depends on the world, or if "
-        "it is not simulated. ± is half of the 95 % bootstrap interval over seeds. Means are alike if they differ "
-        f"by no more than {NEAR:.0%} of the paper's, or their spread. Source: A abstract, B readers' digests that agree, "
-        "C one digest.\n",
+        "does in every world tried, *does not hold* if in none, and *cannot be said* if that depends on the world, or "
+        "if it is not simulated. ± is half of the 95 % bootstrap interval over seeds. Means are alike if they differ "
+        f"by no more than {NEAR:.0%} of the paper's, or their spread. Source: A abstract, B readers' digests that "
+        "agree, C one digest.\n",
         _claims(found.judgements),
         "## Where it depends, and why\n",
         *[_details(each) for each in found.judgements],
@@ -90,8 +90,8 @@ def markdown(found: Reproduction) -> str:
         f"Loads are shares of what a server does without eviction when all requests are there at once: "
         f"{', '.join(map(str, size.loads))}. Lengths: "
         + "; ".join(f"{name} `{text}`" for name, text in LENGTHS.items())
-        + f". Requests a run: {', '.join(f'{n} {name}' for name, n in size.requests.items())}. One unknown after the other "
-        "is varied on Llama-3.1-8B with 0.35 of the memory.\n",
+        + f". Requests a run: {', '.join(f'{n} {name}' for name, n in size.requests.items())}. One unknown after the "
+        "other is varied on Llama-3.1-8B with 0.35 of the memory.\n",
     ]
     return "\n".join(parts)
 

@@ -12,7 +12,15 @@ from sim.study.paper.claims import RETAINED, THROUGHPUT
 from sim.study.paper.evidence import Cell, Evidence, Limit, cells, figure
 from sim.study.paper.reproduce import Reproduction
 from sim.study.paper.setups import ALWAYS, BASE, MODELS, POLICIES, RATIOS, SYSTEMS, VTOKEN
-from sim.study.plots.style import new_figure, policy_colour, reclaimer_hatch, save, styled
+from sim.study.plots.medium import styled
+from sim.study.plots.style import (
+    figure_legend,
+    legend_beside,
+    new_figure,
+    policy_colour,
+    reclaimer_hatch,
+    save,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,12 +81,13 @@ def gains(
                 _bound(axes, [cell.figure.mean for cell in found[key] if cell.reclaimer == "ideal"], place)
             _marks(axes, [cell for cell in found[key] if cell.reclaimer == reclaimer], place)
         axes.set_title(f"{_called(reclaimer)}, {model or 'all models'}")
-    picture.supxlabel(label, fontsize=9)
+    picture.supxlabel(label)
     panels[0].set_yticks(
         range(len(keys)), [f"{lengths}, memory {memory:g}, load {load}" for lengths, memory, load in keys]
     )
     panels[0].invert_yaxis()
-    picture.legend(handles=_handles(bound), loc="outside lower center", ncols=8)
+    handles = _handles(bound)
+    figure_legend(picture, handles, [each.get_label() for each in handles], below=True)
     return picture
 
 
@@ -143,7 +152,7 @@ def frontier(evidence: Evidence) -> Figure:
     axes.set_xticks(at, [f"{row.server.model}\n{row.server.memory:g} of the memory" for row in rows])
     axes.set_ylabel("requests that decode together")
     axes.margins(y=0.1)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+    legend_beside(axes)
     return picture
 
 
@@ -182,5 +191,5 @@ def sensitivity(evidence: Evidence) -> Figure:
         axes.set_xlabel(f"{label}, change against naive")
     both[0].set_yticks(range(len(order)), order)
     both[0].invert_yaxis()
-    picture.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure_legend(picture, *both[0].get_legend_handles_labels(), below=True)
     return picture

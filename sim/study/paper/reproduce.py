@@ -82,8 +82,8 @@ def reproduce(
 ) -> Reproduction:
     """Make every run of the paper's set-ups that ``out`` does not hold yet, and judge the claims.
 
-    Stopping at any moment, by whatever means, loses at most the runs in flight: the same call goes on. What comes out does not
-    depend on where runs are made, nor on how many at once.
+    Stopping at any moment, by whatever means, loses at most the runs in flight: the same call goes on. What comes out
+    does not depend on where runs are made, nor on how many at once.
 
     Parameters
     ----------

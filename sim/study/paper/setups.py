@@ -75,7 +75,7 @@ LENGTHS = {
 SHARED = "prompt=uniform:{}:{},output=uniform:200:400,shared_prefix={},degree=8"
 SHORT_BLOCKS = 2000
 SHARED_PROMPT = 2448
-"""Tokens of a prompt in the prefix-sharing set-up, on average; the digest tells neither this nor how many are shared."""
+"""Tokens of a prompt that shares its start, on average; the digest tells neither this nor how many are shared."""
 
 LONG = {
     "prompt of 16,000": "poisson:rate=1000000,n=6,prompt=16000,output=384",

@@ -1,8 +1,8 @@
 """What it means that a claim holds: in every world, in none, or in some.
 
-A *world* is one choice for all that the paper does not tell. A claim holds if it holds in every world that was tried; it
-does not if it holds in none; and if it depends on the world, it cannot be said without knowing more than the paper tells,
-as little as of something that is not simulated.
+A *world* is one choice for all that the paper does not tell. A claim holds if it holds in every world that was tried;
+it does not if it holds in none; and if it depends on the world, it cannot be said without knowing more than the paper
+tells, as little as of something that is not simulated.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch, Rectangle
@@ -13,7 +14,7 @@ from sim.errors import InputError
 from sim.kv.block_states import Role, frames
 from sim.kv.events import Kind, KVEventLog
 from sim.study.plots.pool import window
-from sim.study.plots.style import SLOT_COLOURS, new_figure, styled
+from sim.study.plots.style import SLOT_COLOURS, caption, figure_legend, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,18 +93,17 @@ def block_map_around_repack(log: KVEventLog, label: str = "") -> Figure:
     for axes, name, pool in zip(panels, ("before", "after"), pools[1:], strict=True):
         used = int((pool.role != Role.FREE).sum())
         alive, dead = int((pool.slots == 1).sum()), int((pool.slots == 2).sum())
-        axes.set_title(f"{name}: {used:,} blocks in use, {alive:,} live slots, {dead:,} dead", fontsize=9)
+        axes.set_title(f"{name}: {used:,} blocks in use, {alive:,} live slots, {dead:,} dead")
         _draw(axes, pool, shown, marks)
-    handles = [Patch(facecolor=SLOT_COLOURS[name], label=text) for name, text in SLOTS.items()]
-    handles += [
-        Patch(facecolor="none", edgecolor=colour, linewidth=1.5, linestyle=LINES[name], label=f"tokens {name}")
-        for name, colour in MARKS.items()
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), handlelength=1.2, columnspacing=1.4)
+    handles = {text: Patch(facecolor=SLOT_COLOURS[name]) for name, text in SLOTS.items()}
+    outline = mpl.rcParams["lines.linewidth"]
+    for name, colour in MARKS.items():
+        handles[f"tokens {name}"] = Patch(facecolor="none", edgecolor=colour, linewidth=outline, linestyle=LINES[name])
+    figure_legend(figure, list(handles.values()), list(handles), below=True)
     part = "" if len(shown) == log.num_blocks else f" ({len(shown):,} of {log.num_blocks:,} blocks shown)"
     time_s = after.time_ns / 1e9
     freed = int((pools[1].role != Role.FREE).sum() - (pools[2].role != Role.FREE).sum())
-    figure.suptitle(f"{label}: a repack at {time_s:.2f} s frees {freed:,} blocks{part}".lstrip(": "), fontsize=10)
+    caption(figure, f"{label}: a repack at {time_s:.2f} s frees {freed:,} blocks{part}".lstrip(": "))
     return figure
 
 
@@ -156,7 +156,7 @@ def _draw(axes: Axes, pool: _Pool, shown: np.ndarray, marks: dict[str, np.ndarra
                         fill=False,
                         clip_on=False,
                         edgecolor=MARKS[name],
-                        linewidth=1.1,
+                        linewidth=mpl.rcParams["lines.linewidth"],
                         linestyle=LINES[name],
                     )
                 )

@@ -13,6 +13,7 @@ from sim.study.plots.block_map import block_map_around_repack, has_repack
 from sim.study.plots.concurrency import concurrency_over_time
 from sim.study.plots.latency import latency_by_setting, latency_cdf
 from sim.study.plots.liveness import liveness_over_time
+from sim.study.plots.medium import style_named, use_style
 from sim.study.plots.panels import cdf_panels, time_panels
 from sim.study.plots.pool import pool_before_after
 from sim.study.plots.retained import reduction_cdf, retained_cdf
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["plot_directory", "run_figures", "sweep_figures"]
 
 
-def plot_directory(directory: str | Path, out: str | Path | None = None, *, file_format: str = "png") -> list[Path]:
+def plot_directory(
+    directory: str | Path, out: str | Path | None = None, *, file_format: str | None = None, style: str = "screen"
+) -> list[Path]:
     """Draw every picture of a run or a sweep.
 
     Parameters
@@ -45,7 +48,9 @@ def plot_directory(directory: str | Path, out: str | Path | None = None, *, file
     out
         Where the pictures go; ``directory/plots`` if None.
     file_format
-        ``png``, ``svg`` or ``pdf``.
+        ``png``, ``svg`` or ``pdf``; the style's own if None: pixels for the screen, ``pdf`` for a paper.
+    style
+        ``screen`` or ``paper``.
 
     Returns
     -------
@@ -55,24 +60,26 @@ def plot_directory(directory: str | Path, out: str | Path | None = None, *, file
     Raises
     ------
     InputError
-        If the directory is neither, or the pictures cannot be written.
+        If the directory is neither, there is no such format or style, or the pictures cannot be written.
     """
     directory = Path(directory)
+    file_format = style_named(style).file_format if file_format is None else file_format
     if file_format not in FORMATS:
         hint = did_you_mean(file_format, FORMATS)
         raise InputError(f"--format: expected one of {', '.join(FORMATS)}, got {file_format!r}{hint}")
     if not directory.is_dir():
         raise InputError(f"{directory}: expected the directory of a run or a sweep, there is none")
-    figures = sweep_figures(Store(directory)) if Store.is_store(directory) else _of_run(directory)
     out = directory / "plots" if out is None else Path(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        paths = []
+    paths = []
+    with use_style(style):
+        figures = sweep_figures(Store(directory)) if Store.is_store(directory) else _of_run(directory)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{out}: cannot write there: {error.strerror}") from None
         for name, figure in figures:
             paths.append(out / f"{name}.{file_format}")
             save(figure, paths[-1])
-    except OSError as error:
-        raise InputError(f"{out}: cannot write there: {error.strerror}") from None
     return paths
 
 

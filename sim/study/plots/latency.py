@@ -11,6 +11,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from sim.errors import InputError, did_you_mean
 from sim.study.plots.style import (
     axes_or_new,
+    caption,
+    figure_legend,
+    legend_beside,
     log_axis,
     new_figure,
     policy_colour,
@@ -45,7 +48,7 @@ def latency_cdf(result: RunResult) -> Figure:
     for axes, name in zip(panels, KINDS, strict=True):
         _distribution(axes, result, name)
     panels[0].set_ylabel("requests")
-    figure.suptitle(f"{result.config.label}: latency of {result.summary['finished']:,} finished requests", fontsize=10)
+    caption(figure, f"{result.config.label}: latency of {result.summary['finished']:,} finished requests")
     return figure
 
 
@@ -71,7 +74,7 @@ def latency_distribution(result: RunResult, latency: str = "e2e_s", axes: Axes |
     label = _label_of(latency)
     _distribution(axes, result, latency)
     axes.set_ylabel("requests")
-    axes.set_title(f"{result.config.label}: {label.partition(' (')[0]} of {result.summary['finished']:,} requests")
+    caption(axes, f"{result.config.label}: {label.partition(' (')[0]} of {result.summary['finished']:,} requests")
     return axes
 
 
@@ -81,11 +84,11 @@ def _distribution(axes: Axes, result: RunResult, latency: str) -> None:
     axes.set_xlabel(KINDS[latency])
     if len(known):
         shares = np.arange(1, len(known) + 1) / len(known)
-        axes.plot(known, shares, color=policy_colour(result.config.policy), linewidth=1.4, drawstyle="steps-post")
+        axes.plot(known, shares, color=policy_colour(result.config.policy), drawstyle="steps-post")
         for percent in MARKED:
             at = float(np.percentile(known, percent))
             axes.plot([at, at], [0, percent / 100], color="#8C8C8C", linewidth=0.8, linestyle="--")
-            axes.annotate(f" p{percent} {at:.3g} s", (at, 0.02), fontsize=8, rotation=90, va="bottom", ha="right")
+            axes.annotate(f" p{percent} {at:.3g} s", (at, 0.02), rotation=90, va="bottom", ha="right")
         if known[0] > 0:
             axes.set_xscale("log")
             log_axis(axes.xaxis)
@@ -110,14 +113,13 @@ def latency_by_setting(table: pd.DataFrame) -> Figure:
     """
     grids = {name: {p: comparison(table, f"{name}_p{p}") for p in MARKED} for name in KINDS}
     first = grids["ttft_s"][50]
-    settings, reclaimers = first.keys, first.reclaimers
-    present = [first.present(row) for row in range(len(settings))]
-    figure = new_figure(10.0, 1.3 + 0.13 * len(settings) * (max(map(len, present)) + 1))
+    reclaimers = first.reclaimers
+    figure = new_figure(10.0, _height(first))
     panels = figure.subplots(1, len(KINDS), sharey=True)
     for axes, name in zip(panels, KINDS, strict=True):
         handles = _ranges(axes, grids[name], name)
-    figure.legend(handles, reclaimers, loc="outside right upper", title="p50 (open) to p95", alignment="left")
-    figure.suptitle("Latency by policy, budget and reclaimer", fontsize=10)
+    figure_legend(figure, handles, reclaimers, title="p50 (open) to p95")
+    caption(figure, "Latency by policy, budget and reclaimer")
     return figure
 
 
@@ -141,19 +143,17 @@ def latency_ranges(table: pd.DataFrame, latency: str = "e2e_s", axes: Axes | Non
     """
     label = _label_of(latency)
     grids = {p: comparison(table, f"{latency}_p{p}") for p in MARKED}
-    axes = axes_or_new(axes)
+    axes = axes_or_new(axes, height=_height(grids[MARKED[0]]))
     handles = _ranges(axes, grids, latency)
-    axes.legend(
-        handles,
-        grids[50].reclaimers,
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1.0),
-        borderaxespad=0.0,
-        title="p50 (open) to p95",
-        alignment="left",
-    )
-    axes.set_title(f"{label.partition(' (')[0].capitalize()} by policy, budget and reclaimer")
+    legend_beside(axes, handles=handles, labels=grids[50].reclaimers, title="p50 (open) to p95")
+    caption(axes, f"{label.partition(' (')[0].capitalize()} by policy, budget and reclaimer")
     return axes
+
+
+def _height(grid: Grid) -> float:
+    """Return the inches on a screen that a row a setting and a line a reclaimer take."""
+    lines = max(len(grid.present(row)) for row in range(len(grid.keys))) + 1
+    return max(2.2, 1.3 + 0.13 * len(grid.keys) * lines)
 
 
 def _ranges(axes: Axes, grids: dict[int, Grid], latency: str) -> list[Any]:
@@ -167,7 +167,7 @@ def _ranges(axes: Axes, grids: dict[int, Grid], latency: str) -> list[Any]:
     axes.set_xlabel(KINDS[latency])
     axes.set_xlim(0, None)
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.grid(axis="x", linewidth=0.4, color="#D9D9D9")
+    axes.grid(axis="x")
     axes.set_yticks(range(len(first.keys)), [_label(key) for key in first.keys])
     axes.set_ylim(len(first.keys) - 0.5, -0.5)
     return [_range(axes, math.nan, math.nan, 0, "full", reclaimer) for reclaimer in first.reclaimers]
@@ -181,16 +181,15 @@ def _offset(place: int, of: int) -> float:
 def _range(axes: Any, low: float, high: float, place: float, policy: str, reclaimer: str) -> Any:
     """Draw p50 (open) and p95 (filled), joined; return the line for a legend."""
     colour, marker = policy_colour(policy), reclaimer_marker(reclaimer)
-    axes.plot(low, place, marker=marker, markersize=4.5, color=colour, markerfacecolor="white", linestyle="", zorder=3)
+    axes.plot(low, place, marker=marker, color=colour, markerfacecolor="white", linestyle="", clip_on=False, zorder=3)
     (line,) = axes.plot(
         [low, high],
         [place, place],
         color=colour,
         linestyle=reclaimer_line(reclaimer),
-        linewidth=1.2,
         marker=marker,
-        markersize=4.5,
         markevery=[1],
+        clip_on=False,
     )
     return line
 

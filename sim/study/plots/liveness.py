@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import PercentFormatter
 
-from sim.study.plots.style import LIVENESS_COLOURS, axes_or_new, legend_beside, styled
+from sim.study.plots.style import LIVENESS_COLOURS, axes_or_new, caption, legend_beside, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ def liveness_over_time(result: RunResult, axes: Axes | None = None, *, legend: b
     axes.margins(x=0)
     total = allocated.sum()
     sparse = counts[:3].sum() / total if total else 0.0
-    axes.set_title(f"{result.config.label}: {sparse:.0%} of allocated blocks at most half live")
+    caption(axes, f"{result.config.label}: {sparse:.0%} of allocated blocks at most half live")
     if legend:
-        legend_beside(axes, reverse=True, title="share of slots live", alignment="left")
+        legend_beside(axes, reverse=True, title="share of slots live")
     return axes

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.lines import Line2D
 
 from sim.errors import InputError
-from sim.study.plots.style import LIVENESS_COLOURS, SLOT_COLOURS, axes_or_new, new_figure, styled
+from sim.study.plots.style import (
+    LIVENESS_COLOURS,
+    SLOT_COLOURS,
+    axes_or_new,
+    caption,
+    figure_legend,
+    new_figure,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["pool_before_after", "pool_blocks", "window"]
 
 MOST_BLOCKS = 4096
+
+CHANGED = "#D55E00"
 
 
 @styled
@@ -36,16 +47,18 @@ def pool_before_after(result: RunResult) -> Figure:
     snapshot, changed = _snapshot(result)
     shown = window(changed)
     columns = _columns(shown)
-    figure = new_figure(10.0, 1.6 + 4.2 * math.ceil(len(shown) / columns) / columns)
+    figure = new_figure(10.0, max(2.8, 1.2 + 4.3 * math.ceil(len(shown) / columns) / columns))
     panels = figure.subplots(1, 2)
     images = [_draw(axes, result, when) for axes, when in zip(panels, ("before", "after"), strict=True)]
     _explain(figure.colorbar(images[-1], ax=panels, ticks=range(7), shrink=0.9, aspect=25))
+    dot = Line2D([], [], linestyle="", marker=".", color=CHANGED)
+    figure_legend(figure, [dot], ["block that the repack changed"], below=True)
     used = {when: int((snapshot[f"owner_{when}"] >= 0).sum()) for when in ("before", "after")}
     part = "" if len(shown) == len(changed) else f" ({len(shown):,} of {len(changed):,} blocks shown)"
-    figure.suptitle(
+    caption(
+        figure,
         f"{result.config.label}: a repack at {snapshot['clock_s']:.2f} s frees {used['before'] - used['after']} blocks"
-        f"{part}; dots: blocks it changed",
-        fontsize=10,
+        f"{part}",
     )
     return figure
 
@@ -106,8 +119,11 @@ def _draw(axes: Axes, result: RunResult, when: str) -> Any:
     colours = ListedColormap([SLOT_COLOURS["free"], *LIVENESS_COLOURS])
     norm = BoundaryNorm(np.arange(-0.5, 7), 7)
     image = axes.imshow(grid.reshape(rows, columns), cmap=colours, norm=norm, interpolation="nearest")
+    width = axes.figure.bbox.width / axes.figure.dpi
     marks = np.flatnonzero(changed[shown])
-    axes.scatter(marks % columns, marks // columns, s=(120 / columns) ** 2, color="#D55E00", marker=".", linewidth=0)
+    axes.scatter(
+        marks % columns, marks // columns, s=(12 * width / columns) ** 2, color=CHANGED, marker=".", linewidth=0
+    )
     axes.set(xticks=[], yticks=[], title=f"{when}: {int((owner >= 0).sum()):,} blocks in use")
     axes.spines[:].set_visible(False)
     return image

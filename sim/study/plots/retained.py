@@ -9,7 +9,16 @@ import numpy as np
 from matplotlib.ticker import PercentFormatter
 
 from sim.errors import InputError
-from sim.study.plots.style import axes_or_new, base_name, legend_beside, log_axis, policy_colour, reclaimer_line, styled
+from sim.study.plots.style import (
+    axes_or_new,
+    base_name,
+    caption,
+    legend_beside,
+    log_axis,
+    policy_colour,
+    reclaimer_line,
+    styled,
+)
 from sim.study.result import RunResult
 from sim.study.tables import BASELINE
 
@@ -22,11 +31,17 @@ __all__ = ["paired_reduction", "reduction_cdf", "retained_cdf"]
 
 
 @styled
-def retained_cdf(results: RunResult | Sequence[RunResult], axes: Axes | None = None) -> Axes:
+def retained_cdf(results: RunResult | Sequence[RunResult], axes: Axes | None = None, *, legend: bool = True) -> Axes:
     """Draw the distribution over requests of the blocks each holds (mean over its decode).
 
-    One result gets its peak and its count at the end as well; several should be a pair group: equal but for the
-    reclaimer.
+    Parameters
+    ----------
+    results
+        One, which gets its peak and its count at the end as well, or a pair group: equal but for the reclaimer.
+    axes
+        Where to draw; a new figure if None.
+    legend
+        Whether to explain the lines beside the axes.
     """
     axes = axes_or_new(axes)
     results = [results] if isinstance(results, RunResult) else results
@@ -40,19 +55,20 @@ def retained_cdf(results: RunResult | Sequence[RunResult], axes: Axes | None = N
         looks = {reclaimer: reclaimer_line(reclaimer) for reclaimer in lines}
     colour = policy_colour(results[0].config.policy)
     for label, values in lines.items():
-        _cdf(axes, values, label=label, color=colour, linestyle=looks[label], linewidth=1.4)
+        _cdf(axes, values, label=label, color=colour, linestyle=looks[label])
     axes.set(xlabel="KV blocks a request holds", ylabel="requests", ylim=(0, 1))
     if any(map(len, lines.values())):
         axes.set_xscale("log")
         log_axis(axes.xaxis)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_title(f"{_setting(results[0])}: median {_medians(lines)}")
-    legend_beside(axes)
+    caption(axes, f"{_setting(results[0])}: median {_medians(lines)}")
+    if legend:
+        legend_beside(axes)
     return axes
 
 
 @styled
-def reduction_cdf(results: Sequence[RunResult], axes: Axes | None = None) -> Axes:
+def reduction_cdf(results: Sequence[RunResult], axes: Axes | None = None, *, legend: bool = True) -> Axes:
     """Draw the distribution over requests of the change in blocks against the same request under naive reclamation.
 
     Parameters
@@ -61,6 +77,8 @@ def reduction_cdf(results: Sequence[RunResult], axes: Axes | None = None) -> Axe
         A pair group with a naive run in it.
     axes
         Where to draw; a new figure if None.
+    legend
+        Whether to explain the lines beside the axes.
 
     Raises
     ------
@@ -78,15 +96,16 @@ def reduction_cdf(results: Sequence[RunResult], axes: Axes | None = None) -> Axe
             continue
         change = paired_reduction(result.requests, naive.requests)
         look = reclaimer_line(result.config.reclaimer)
-        _cdf(axes, change, label=result.config.reclaimer, color=colour, linestyle=look, linewidth=1.4)
+        _cdf(axes, change, label=result.config.reclaimer, color=colour, linestyle=look)
         medians[result.config.reclaimer] = np.median(change) if len(change) else np.nan
     axes.axvline(0, color="#8C8C8C", linewidth=0.8)
     axes.set(xlabel="change in blocks held, against naive", ylabel="requests", ylim=(0, 1))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     told = ", ".join(f"{name} {value:+.0%}" for name, value in medians.items())
-    axes.set_title(f"{_setting(naive)}: median {told}")
-    legend_beside(axes)
+    caption(axes, f"{_setting(naive)}: median {told}")
+    if legend:
+        legend_beside(axes)
     return axes
 
 

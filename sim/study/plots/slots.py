@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.study.plots.style import SLOT_COLOURS, axes_or_new, count_axis, legend_beside, styled
+from sim.study.plots.style import SLOT_COLOURS, SLOT_HATCHES, axes_or_new, caption, count_axis, legend_beside, styled
 from sim.study.thin import thin_steps
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def slots_over_time(result: RunResult, axes: Axes | None = None, *, legend: bool
         *layers.values(),
         labels=list(layers),
         colors=[SLOT_COLOURS[name] for name in layers],
+        hatch=[SLOT_HATCHES.get(name, "") for name in layers],
+        edgecolor="white",  # of the hatch; there is no line
         linewidth=0,
     )
     axes.set(xlabel="simulated time (s)", ylabel="token slots of the KV pool")
@@ -62,7 +64,7 @@ def slots_over_time(result: RunResult, axes: Axes | None = None, *, legend: bool
         axes.set_ylim(0, max(1.3 * taken.max(), 1))
         axes.set_ylabel(f"token slots (the pool has {pool:,.0f})")
     dead = result.summary["dead_fraction_mean"]
-    axes.set_title(f"{result.config.label}: {dead or 0:.0%} of allocated slots dead (mean over time)")
+    caption(axes, f"{result.config.label}: {dead or 0:.0%} of allocated slots dead (mean over time)")
     if legend:
         legend_beside(axes, reverse=True)
     return axes
