@@ -59,14 +59,18 @@ def measure(*, quick: bool = False) -> list[Figure]:
 
 
 def _on_dask(out: Path, runs: int) -> list[Figure]:
-    """Do the same on a cluster whose scheduler is a process of its own, too: its work is not the driver's."""
+    """Do the same on a cluster that was there before, and on one started for the sweep.
+
+    Neither's scheduler is in this process: its work is not the driver's.
+    """
     try:
         start = importlib.import_module("distributed.deploy.subprocess").SubprocessCluster
     except ImportError as error:
         return [Figure(PART, "driver, a Dask worker", None, "", note=str(error))]
     options = {"scheduler_kwargs": {"dashboard": False}, "worker_kwargs": {"nthreads": 1, "dashboard": False}}
     with start(n_workers=1, **options) as cluster:
-        return _driven("a Dask worker", DaskCluster(cluster.scheduler_address), out, runs)
+        figures = _driven("a Dask worker", DaskCluster(cluster.scheduler_address), out / "there", runs)
+    return figures + _driven("a Dask worker of its own", DaskCluster(local=1), out / "own", runs)
 
 
 class _Watching(Progress):

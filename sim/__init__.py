@@ -6,8 +6,8 @@
 50
 
 The names in ``__all__`` are the library: :func:`simulate` runs one configuration, :func:`sweep` many,
-:func:`search_concurrency` and :func:`search_sla` find limits; tables are pandas data frames, and :mod:`sim.plots` draws
-into matplotlib axes.
+:func:`ranked` says which of them to take, :func:`search_concurrency` and :func:`search_sla` find limits; tables are
+pandas data frames, and :mod:`sim.plots` draws into matplotlib axes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sim.errors import InputError, NoProgressError, RunFailedError
     from sim.study.config import SimConfig
     from sim.study.library import SearchResult, search_concurrency, search_sla, sweep
+    from sim.study.ranking import ranked
     from sim.study.result import RunResult
     from sim.study.run import simulate
     from sim.study.spec import SweepSpec
@@ -37,6 +38,7 @@ __all__ = [
     "Trace",
     "open_source",
     "plots",
+    "ranked",
     "read_trace",
     "search_concurrency",
     "search_sla",
@@ -54,6 +56,7 @@ _HOMES = {
     "SweepSpec": "sim.study.spec",
     "Trace": "sim.workload.trace",
     "open_source": "sim.workload.source",
+    "ranked": "sim.study.ranking",
     "read_trace": "sim.workload.source",
     "search_concurrency": "sim.study.library",
     "search_sla": "sim.study.library",

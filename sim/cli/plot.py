@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from sim.cli.screen import warn_unused
+
 __all__ = ["plot"]
 
 
@@ -30,6 +32,10 @@ def plot(
 ) -> None:
     """Draw what a run or a sweep shows about KV memory, concurrency and latency."""
     from sim.study.plots import plot_directory
+    from sim.study.store import Store
+
+    if Store.is_store(directory):
+        warn_unused(Store(directory).frame()[1])
 
     for path in plot_directory(directory, out, file_format=file_format, style=style):
         print(path)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from sim.cli.screen import warn_unused
+
 __all__ = ["report"]
 
 
@@ -29,5 +31,9 @@ def report(
     [bold]Example:[/bold] vtoken report out/demo --events naive=runs/naive --events vtoken=runs/vtoken
     """
     from sim.study.report import write_report
+    from sim.study.store import Store
+
+    if Store.is_store(directory):
+        warn_unused(Store(directory).frame()[1])
 
     print(write_report(directory, out, events=events or ()))

@@ -10,14 +10,13 @@ import typer
 
 from sim.cli.executors import Dask, DaskLocal, Workers, executor, going_on
 from sim.cli.options import with_config_flags
-from sim.cli.screen import wide_console
+from sim.cli.screen import warn_unused, wide_console
 from sim.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from sim.study.spec import Plan, SweepSpec
-    from sim.study.store import Aside
     from sim.study.sweep import SweepReport
 
 __all__ = ["results", "sweep"]
@@ -55,10 +54,13 @@ def sweep(
     """
     wanted = _spec(spec, flags)
     if plan:
+        from sim.study.check import check
         from sim.study.executors import default_workers
 
-        _print_plan(wanted.expand(), out)
-        _print_estimate(wanted.expand(), out, probe_s, None if dask else workers or dask_local or default_workers())
+        runs = wanted.expand()
+        check([run.config for run in runs.runs])
+        _print_plan(runs, out)
+        _print_estimate(runs, out, probe_s, None if dask else workers or dask_local or default_workers())
         return
     _conclude(out, _run(wanted, out, workers, dask, dask_local, limit))
 
@@ -67,8 +69,20 @@ def results(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a sweep.")],
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the tidy table of all runs as CSV.")] = False,
+    best: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BOUND",
+            help="Print one table, a row a configuration: which of them keep a bound in seconds, such as e2e_p95=20, "
+            "and which of those is best. Several bounds must hold together.",
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(metavar="FIGURE", help="Sort that table by a figure, such as e2e_s_p95; throughput otherwise."),
+    ] = None,
 ) -> None:
-    """Print the table of a sweep, and write it to summary.csv and summary.parquet."""
+    """Print the tables of a sweep, and write all its runs to summary.csv and summary.parquet."""
     from sim.study.store import Store
     from sim.study.tables import markdown, paired
 
@@ -81,18 +95,21 @@ def results(
         store.write_tables(table)
     except OSError as error:
         print(f"warning: {directory}: the tables are printed, not written: {error.strerror}", file=sys.stderr)
-    _warn(aside)
+    warn_unused(aside)
     missing, failed = store.missing(), len(store.failures())
     if missing:
         print(f"{missing} runs of the last sweep are missing; {failed} failed, see {directory}/failed", file=sys.stderr)
     if table.empty:
         raise InputError(f"{directory}: no finished run in it")
-    if as_csv:
+    if best or sort:
+        _print_ranking(table, best or [], sort, as_markdown, as_csv)
+    elif as_csv:
         sys.stdout.write(table.to_csv(index=False))
     elif as_markdown:
         sys.stdout.write(markdown(table))
     else:
         _print_table(table)
+        _note(table)
 
 
 def _spec(path: Path | None, flags: dict[str, Any]) -> SweepSpec:
@@ -121,11 +138,14 @@ def _conclude(out: Path, report: SweepReport) -> None:
     table, _ = Store(out).frame()
     if not table.empty:
         _print_table(paired(table))
+        _note(table)
     made = len(report.outcomes) - len(report.failures)
     parts = [f"{made} runs made", f"{report.already_done} were there"]
     parts += [f"{len(report.failures)} failed"] * bool(report.failures)
     parts += [f"{report.left} left by --limit"] * bool(report.left)
     print(f"{', '.join(parts)}; {out}/summary.csv, pictures: vtoken plot {out}", file=sys.stderr)
+    if len(table) > 1:
+        print(f"which is best within a bound: vtoken results {out} --best e2e_p95=20", file=sys.stderr)
     if report.failures:
         print(f"error: {len(report.failures)} runs failed, see {out}/failed", file=sys.stderr)
         raise typer.Exit(1)
@@ -200,6 +220,25 @@ def _print_table(table: pd.DataFrame) -> None:
         console.print(part)
 
 
-def _warn(aside: list[Aside]) -> None:
-    for each in aside:
-        print(f"warning: not used: {each}", file=sys.stderr)
+def _print_ranking(table: pd.DataFrame, bounds: list[str], sort: str | None, as_markdown: bool, as_csv: bool) -> None:
+    from sim.study.ranking import cells, notes, ranked
+    from sim.study.tables import markdown_table, rich_table
+
+    rows = ranked(table, bounds, sort=sort)
+    heads, lines, settings = cells(rows)
+    if as_csv:
+        sys.stdout.write(rows.to_csv(index=False))
+    elif as_markdown:
+        sys.stdout.write(markdown_table(heads, lines))
+    else:
+        wide_console().print(rich_table(heads, lines, settings))
+    for note in notes(rows):
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _note(table: pd.DataFrame) -> None:
+    """Say on standard error what the tables do not show."""
+    from sim.study.ranking import notes, ranked
+
+    for note in notes(ranked(table)):
+        print(f"note: {note}", file=sys.stderr)

@@ -117,14 +117,19 @@ class Store:
 
     def failures(self) -> dict[str, str]:
         """Return the one-line error of each failed run by its hash."""
-        records = [json.loads(path.read_text()) for path in sorted(self.failed.glob("[!.]*.json"))]
-        return {record["config_hash"]: record["error"] for record in records}
+        errors: dict[str, str] = {}
+        for path in sorted(self.failed.glob("[!.]*.json")):
+            try:
+                errors[path.stem] = json.loads(path.read_text(encoding="utf-8"))["error"]
+            except (OSError, ValueError, KeyError, TypeError):
+                errors[path.stem] = f"{path} cannot be read"
+        return errors
 
     def missing(self) -> int:
         """Return how many runs of the last sweep here are not finished; 0 if none was here."""
         try:
             wanted = json.loads((self.root / "sweep.json").read_text(encoding="utf-8"))["runs"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return 0
         return sum(not self.path(config_hash).exists() for config_hash in wanted)
 

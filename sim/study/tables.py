@@ -25,10 +25,13 @@ __all__ = [
     "Spread",
     "comparison",
     "markdown",
+    "markdown_table",
     "paired",
     "reclaimer_rank",
+    "rich_table",
     "sections",
     "text",
+    "with_settings",
 ]
 
 BASELINE = "naive"
@@ -125,16 +128,21 @@ def comparison(table: pd.DataFrame, column: str) -> Grid:
     column
         The figure.
     """
-    table = table.assign(keeps=[_keeps(*budget) for budget in zip(*(table[name] for name in BUDGETS), strict=True)])
-    fixed = {"policy", *BUDGETS, "reclaimer", "seed"}
-    varied = [name for name in SimConfig.model_fields if name not in fixed and table[name].nunique(dropna=False) > 1]
-    by = ["policy", "keeps", *varied]
+    table, by = with_settings(table)
     rows: dict[tuple[Any, ...], dict[Any, Spread]] = {}
     for key, group in table.groupby([*by, "reclaimer"], sort=False, dropna=False):
         rows.setdefault(tuple(key[:-1]), {})[key[-1]] = _spread(group[column].to_numpy(np.float64))
     reclaimers = tuple(sorted(table["reclaimer"].unique(), key=reclaimer_rank))
     cells = tuple(tuple(row.get(name, Spread()) for name in reclaimers) for row in rows.values())
     return Grid(tuple(by), tuple(rows), reclaimers, cells)
+
+
+def with_settings(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the table with its budgets in words (``keeps``), and what tells settings apart besides reclaimer, seed."""
+    table = table.assign(keeps=[_keeps(*budget) for budget in zip(*(table[name] for name in BUDGETS), strict=True)])
+    fixed = {"policy", *BUDGETS, "reclaimer", "seed"}
+    varied = [name for name in SimConfig.model_fields if name not in fixed and table[name].nunique(dropna=False) > 1]
+    return table, ["policy", "keeps", *varied]
 
 
 def reclaimer_rank(reclaimer: str) -> tuple[int, str]:
@@ -195,28 +203,37 @@ def _cell(metric: Metric, value: Spread, change: Spread) -> str:
 
 def text(table: pd.DataFrame) -> list[Table]:
     """Return a table for a terminal for each metric of :data:`METRICS`."""
+    shown = []
+    for title, heads, rows in sections(paired(table)):
+        index = len(heads) - sum(1 for head in heads if head in set(table["reclaimer"]))
+        shown.append(rich_table(heads, rows, index, title))
+    return shown
+
+
+def rich_table(heads: Sequence[str], rows: Sequence[Sequence[str]], index: int, title: str | None = None) -> Table:
+    """Return a table for a terminal, whose first ``index`` columns say what a row is about."""
     from rich import box
     from rich.table import Table
 
-    shown = []
-    for title, heads, rows in sections(paired(table)):
-        grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
-        index = len(heads) - sum(1 for head in heads if head in set(table["reclaimer"]))
-        for place, head in enumerate(heads):
-            grid.add_column(head, justify="left" if place < index else "right")
-        for row in rows:
-            grid.add_row(*row)
-        shown.append(grid)
-    return shown
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    for place, head in enumerate(heads):
+        grid.add_column(head, justify="left" if place < index else "right")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
 
 
 def markdown(table: pd.DataFrame) -> str:
     """Return the same tables as Markdown."""
     parts = []
     for title, heads, rows in sections(paired(table)):
-        lines = [_line(cells) for cells in (heads, ["---"] * len(heads), *rows)]
-        parts.append(f"**{title}**\n\n" + "\n".join(lines) + "\n")
+        parts.append(f"**{title}**\n\n{markdown_table(heads, rows)}")
     return "\n".join(parts)
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return one table as Markdown."""
+    return "".join(_line(cells) + "\n" for cells in (heads, ["---"] * len(heads), *rows))
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -139,6 +139,26 @@ def test_the_sweep_of_the_page_on_sweeps(tmp_path: Path) -> None:
     assert call(sys.executable, "read.py", cwd=tmp_path).count("streaming_llm") >= 3
 
 
+def test_the_way_from_a_trace_to_a_decision(tmp_path: Path) -> None:
+    write_files("decide.md", tmp_path)
+    lines = [
+        {"timestamp": 300 * n, "input_length": 500 + 40 * (n % 7), "output_length": 20 + n % 9, "hash_ids": [0, n + 1]}
+        for n in range(24)
+    ]
+    (tmp_path / "my_trace.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    printed = call("bash", "-c", shell("decide.md"), cwd=tmp_path)
+    table = printed[printed.rindex("policy") :]
+    heads = re.split(r"  +", table.splitlines()[0].strip())
+    shown = [
+        text for _, text in re.findall(r"(\n\n)(\| policy .*\n)", (DOCS / "decide.md").read_text(encoding="utf-8"))
+    ]
+    # Nobody is preempted in this trace, so that the column is not there.
+    assert [f"| {' | '.join(heads)} |\n"] == [shown[-1].replace(" preempted |", "")]
+    assert table.count(" yes ") == 13
+    assert table.count("fastest") == 1
+    assert call(sys.executable, "decide.py", cwd=tmp_path).count("fastest") == 1
+
+
 def test_the_fit_of_the_page_on_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     ((_, _, text),) = [block for block in blocks("profiles.md") if block[0] == "python"]
     exec(compile(text, "profiles.md", "exec"), {})

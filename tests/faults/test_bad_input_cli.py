@@ -182,6 +182,22 @@ def test_a_store_with_foreign_files_is_read_with_a_warning(tmp_path: Path, capsy
     captured = capsys.readouterr()
     assert captured.err.startswith(f"warning: not used: {out / 'runs' / 'foreign.parquet'}: ")
     assert "| h2o |" in captured.out
+    for command in ("plot", "report"):
+        assert cli.main([command, str(out)]) == 0
+        assert capsys.readouterr().err.startswith(f"warning: not used: {out / 'runs' / 'foreign.parquet'}: ")
+    (out / "failed" / "other.json").write_text("{")
+    (out / "sweep.json").write_text('{"runs": ["other"]}')
+    assert cli.main(["results", str(out), "--markdown"]) == 0
+    assert "1 runs of the last sweep are missing; 1 failed" in capsys.readouterr().err
+    (out / "sweep.json").write_text("[1]")
+    assert cli.main(["results", str(out), "--markdown"]) == 0
+    assert "missing" not in capsys.readouterr().err
+
+
+def test_a_plan_of_runs_that_cannot_be_made_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "trace.jsonl").write_text("hello\n")
+    arguments = ["sweep", "--trace", str(tmp_path / "trace.jsonl"), "--out", str(tmp_path / "out"), "--plan"]
+    assert "not a known trace format" in refused(capsys, *arguments)
 
 
 def test_unknown_command_and_missing_argument(capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,6 +139,29 @@ def test_control_c(tmp_path: Path, spec: Path, undisturbed: dict[str, bytes]) ->
     assert contents(out) == undisturbed
 
 
+@pytest.mark.slow
+def test_a_cluster_of_its_own_ends_with_a_client_that_is_killed(
+    tmp_path: Path, spec: Path, undisturbed: dict[str, bytes]
+) -> None:
+    psutil = pytest.importorskip("psutil")
+    out = tmp_path / "out"
+    process = start(spec, out, "--dask-local", "1")
+    wait_until(lambda: len(finished(out)) >= 1, process)
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 2  # a scheduler and a worker
+    process.kill()  # alone: nobody tells the others
+    process.communicate(timeout=LONG_S)
+    _, alive = psutil.wait_procs(started, timeout=LONG_S)
+    for each in alive:
+        each.kill()
+    assert not alive
+    before = finished(out)
+    code, stderr = finish(start(spec, out, "--dask-local", "1"))
+    assert code == 0, stderr
+    assert f"{len(before)} were there" in stderr
+    assert contents(out) == undisturbed
+
+
 BLAMED = """
 import sys
 from pathlib import Path

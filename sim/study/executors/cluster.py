@@ -12,11 +12,11 @@ import importlib
 import logging
 import os
 import queue
-import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,16 +25,18 @@ from sim.errors import InputError
 from sim.progress import Progress
 from sim.study.check import files_named
 from sim.study.executors.base import Lost, Made, RunFunction, WorkersError, execute
+from sim.study.executors.own_cluster import CLOSE_S, QUIET, OwnCluster
 from sim.study.spec import Run
 from sim.study.versions import package_version
 
 __all__ = ["DaskCluster"]
 
 CONNECT_S = 10.0
-CLOSE_S = 5.0
 COUNT_S = 1.0
 IDLE_S = 0.2
-QUIET = logging.CRITICAL + 1
+LINGER_S = 0.02
+"""How long to wait for more to end once something has: a message to the scheduler costs about as much for one run as
+for many."""
 FEWEST = 16
 """Runs submitted to a cluster without workers: an adaptive one starts workers for what waits."""
 
@@ -62,9 +64,10 @@ class DaskCluster:
     def __init__(self, address: str = "", progress: Progress | None = None, *, local: int = 0) -> None:
         self._say = Progress(None, "runs") if progress is None else progress
         self._levels: dict[str, int] = {}
-        self._cluster: Any = None
+        self._cluster: OwnCluster | None = None
         self._client: Any = None
         self._address = address
+        self._given: list[tuple[Run, RunFunction | None]] = []
         self._flying: dict[str, Any] = {}
         self._news: queue.SimpleQueue[tuple[Any, tuple[str, ...]]] = queue.SimpleQueue()
         self._counted: dict[str, int] = {}
@@ -81,15 +84,8 @@ class DaskCluster:
                 logging.getLogger(name).setLevel(QUIET)
         try:
             if local:
-                with _control_c_not_for_children():
-                    self._cluster = distributed.LocalCluster(
-                        n_workers=local,
-                        threads_per_worker=1,
-                        processes=True,
-                        dashboard_address=None,
-                        silence_logs=QUIET,
-                    )
-                self._address = self._cluster.scheduler_address
+                self._cluster = OwnCluster(local)
+                self._address = self._cluster.address
             known = {"scheduler_file": self._address}
             if not Path(self._address).is_file():
                 known = {"address": distributed.comm.resolve_address(self._address)}
@@ -101,6 +97,9 @@ class DaskCluster:
                 f"no Dask scheduler at {self._address!r}{why}; expected an address such as tcp://host:8786, or a "
                 "scheduler file"
             ) from None
+        except BaseException:
+            self._close(hurry=True)
+            raise
         self._client.subscribe_topic("all", self._hear)
 
     @property
@@ -162,18 +161,34 @@ class DaskCluster:
             time.sleep(COUNT_S / 2)
 
     def submit(self, run: Run, function: RunFunction | None) -> None:
-        """Give a run to the scheduler."""
+        """Note a run; it goes to the scheduler with the next wait, and what else was submitted until then."""
+        self._given.append((run, function))
+
+    def _hand_over(self) -> None:
+        """Give to the scheduler what was submitted."""
+        if not self._given:
+            return
+        runs, functions = zip(*self._given, strict=True)
+        self._given.clear()
         # The key is the run's: what a client that was killed left running is waited for, not begun again.
-        key = f"vtoken-run-{run.config_hash}"
+        keys = [f"vtoken-run-{run.config_hash}" for run in runs]
+        # On one worker alone, or the scheduler would give it to the next when that one dies.
+        where = {"workers": list(self._idle), "allow_other_workers": False} if self._idle else {}
         with self._reaching():
-            # On one worker alone, or the scheduler would give it to the next when that one dies.
-            where = {"workers": self._idle, "allow_other_workers": False} if self._idle else {}
-            future = self._client.submit(_make, run, function, package_version(), key=key, pure=False, **where)
-            self._flying[run.config_hash] = future
-            future.add_done_callback(lambda future: self._news.put((future, (run.config_hash,))))
+            futures = self._client.map(
+                _make, runs, functions, version=package_version(), key=keys, pure=False, batch_size=None, **where
+            )
+            for run, future in zip(runs, futures, strict=True):
+                self._flying[run.config_hash] = future
+                future.add_done_callback(partial(self._ended, run.config_hash))
+
+    def _ended(self, config_hash: str, future: Any) -> None:
+        """Note that a run ended; it is called in a thread of Dask's."""
+        self._news.put((future, (config_hash,)))
 
     def wait(self, timeout_s: float) -> list[Made | Lost]:
         """Return what ended, with what was in flight on workers that died."""
+        self._hand_over()
         done: dict[str, Any] = {}
         lost: dict[str, Any] = {}
         for future, hashes in self._heard(timeout_s):
@@ -190,9 +205,16 @@ class DaskCluster:
         return [*made, *map(Lost, lost)]
 
     def _heard(self, timeout_s: float) -> Iterator[tuple[Any, tuple[str, ...]]]:
-        """Yield what was reported, once something is: a future that ended, or None; and the runs that it is about."""
+        """Yield what was reported, once something is: a future that ended, or None; and the runs that it is about.
+
+        It waits a moment for more, while no less than half of the runs are under way: workers must not run dry.
+        """
+        enough = len(self._flying) // 2
         with contextlib.suppress(queue.Empty):
             yield self._news.get(timeout=timeout_s)
+            until_s = time.monotonic() + LINGER_S
+            for _ in range(1, enough):
+                yield self._news.get(timeout=max(until_s - time.monotonic(), 0.0))
             while True:
                 yield self._news.get_nowait()
 
@@ -255,9 +277,8 @@ class DaskCluster:
                 self._flying.clear()
                 self._client.unsubscribe_topic("all")
                 self._client.close(timeout=CLOSE_S)
-        with contextlib.suppress(Exception):
-            if self._cluster is not None:
-                self._cluster.close(timeout=CLOSE_S)
+        if self._cluster is not None:
+            self._cluster.close()
         self._client = self._cluster = None
         for name, level in () if lost else self._levels.items():
             logging.getLogger(name).setLevel(level)
@@ -300,16 +321,3 @@ def _look(specimens: Sequence[tuple[Run, Sequence[str]]], version: str) -> str |
         if run.config.hash() != run.config_hash:
             return f"it sees other files than this machine{': ' * bool(names)}{', '.join(names)}"
     return None
-
-
-@contextlib.contextmanager
-def _control_c_not_for_children() -> Iterator[None]:
-    """Start processes that leave Ctrl-C to this one: what is ignored when a process starts, Python leaves ignored."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
