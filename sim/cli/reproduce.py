@@ -10,6 +10,7 @@ import typer
 
 from sim.cli.executors import Dask, DaskLocal, Workers, executor, going_on
 from sim.cli.screen import wide_console
+from sim.errors import InputError
 
 if TYPE_CHECKING:
     from sim.study.paper import Reproduction
@@ -21,7 +22,15 @@ def reproduce(
     out: Annotated[
         Path, typer.Option(help="Directory of the runs; finished runs in it are kept, the others are made.")
     ],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer servers, loads, seeds and requests.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Short for --size quick.")] = False,
+    size: Annotated[
+        str,
+        typer.Option(
+            metavar="default|quick|smoke",
+            help="How much to run: quick has fewer servers, loads, seeds and requests; smoke takes every step in "
+            "seconds, and its figures mean nothing.",
+        ),
+    ] = "default",
     workers: Workers = None,
     dask: Dask = None,
     dask_local: DaskLocal = None,
@@ -41,10 +50,11 @@ def reproduce(
     from sim.study.paper.pictures import draw
 
     progress = Progress(sys.stderr, "runs")
+    chosen = size_named("quick" if quick and size == "default" else size)
+    if quick and chosen.name != "quick":
+        raise InputError(f"--quick and --size {size} exclude each other: both say how much to run")
     with going_on(out, progress), executor(workers, dask, dask_local, progress) as place:
-        found = run(
-            out, size_named("quick" if quick else "default"), workers=workers, executor=place, progress=progress
-        )
+        found = run(out, chosen, workers=workers, executor=place, progress=progress)
     paths = [*write(found, out), *draw(found, out)]
     if as_json:
         from sim.study.paper import claims_frame

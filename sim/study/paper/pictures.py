@@ -34,7 +34,7 @@ SPAN = 0.27
 
 
 def draw(found: Reproduction, out: Path) -> list[Path]:
-    """Write ``retained.png``, ``throughput.png``, ``frontier.png`` and ``sensitivity.png``."""
+    """Write ``retained.png``, ``throughput.png``, ``sensitivity.png``, and ``frontier.png`` if that was searched."""
     evidence = found.evidence
     figures = {
         "retained": gains(
@@ -43,9 +43,10 @@ def draw(found: Reproduction, out: Path) -> list[Path]:
         "throughput": gains(
             evidence, THROUGHPUT, "requests/s, change against naive (%)", (0.099, 0.373), model=MODELS[1]
         ),
-        "frontier": frontier(evidence),
         "sensitivity": sensitivity(evidence),
     }
+    if evidence.frontier:
+        figures["frontier"] = frontier(evidence)
     for name, picture in figures.items():
         save(picture, out / f"{name}.png")
     return [out / f"{name}.png" for name in figures]

@@ -136,6 +136,10 @@ class Size:
         Servers, lengths, loads of the baseline, eviction ratios of the search for SLA-constrained throughput.
     frontier
         Rows of the frontier; and the (policy, ratio) pairs that it is searched for, the first with every reclaimer.
+    prefixes
+        How many tokens of a prompt are shared.
+    long
+        Which of :data:`LONG`.
     """
 
     name: str
@@ -153,11 +157,12 @@ class Size:
     frontier: tuple[FrontierRow, ...]
     frontier_evictions: tuple[tuple[str, float], ...]
     prefixes: tuple[int, ...]
+    long: tuple[str, ...]
 
 
 VARIED_SERVER = Server("llama-3.1-8b", 0.35)
 
-SIZES = {
+SIZES: dict[str, Size] = {
     "default": Size(
         name="default",
         seeds=(0, 1, 2),
@@ -180,15 +185,16 @@ SIZES = {
         frontier=FRONTIER,
         frontier_evictions=(("h2o", 0.5), ("h2o", 0.3), ("h2o", 0.7), ("scissorhands", 0.5), ("random", 0.5)),
         prefixes=(256, 512, 1024, 2048),
+        long=tuple(LONG),
     ),
     "quick": Size(
         name="quick",
         seeds=(0, 1),
         search_seeds=(0,),
-        requests={"sharegpt": 200, "longbench": 50},
-        servers=(Server(MODELS[0], 0.9), Server(MODELS[0], 0.35), Server(MODELS[1], 0.35)),
+        requests={"sharegpt": 160, "longbench": 40},
+        servers=(Server(MODELS[0], 0.35), Server(MODELS[1], 0.35)),
         loads=(1.2,),
-        varied={"theta_f": (0.0, 0.4), "low_watermark": (0.4,), "evict_every": (64,), "block_size": (48,)},
+        varied={"theta_f": (0.0, 0.4), "low_watermark": (0.3,), "evict_every": (64,), "block_size": (48,)},
         varied_load=1.2,
         varied_ratios=(0.5,),
         sla=((Server(MODELS[0], 0.35), "longbench"),),
@@ -197,6 +203,25 @@ SIZES = {
         frontier=(FRONTIER[0], FRONTIER[2]),
         frontier_evictions=(("h2o", 0.5),),
         prefixes=(512, 2048),
+        long=tuple(LONG),
+    ),
+    "smoke": Size(
+        name="smoke",
+        seeds=(0,),
+        search_seeds=(0,),
+        requests={"sharegpt": 8, "longbench": 3},
+        servers=(Server(MODELS[0], 0.35), Server(MODELS[1], 0.35)),
+        loads=(1.2,),
+        varied={"theta_f": (0.4,), "headroom": (0.1,), "evict_every": (64,), "block_size": (48,)},
+        varied_load=1.2,
+        varied_ratios=(0.5,),
+        sla=((Server(MODELS[0], 0.35), "longbench"),),
+        sla_loads=(0.8,),
+        sla_ratios=(0.5,),
+        frontier=(),
+        frontier_evictions=(),
+        prefixes=(512,),
+        long=tuple(LONG)[:1],
     ),
 }
 
@@ -305,9 +330,9 @@ def _variants(size: Size, given: tuple[Any, ...], evicting: dict[str, Any]) -> I
 
 def _long(size: Size) -> Iterator[Part]:
     """Yield runs of contexts of 16K tokens under naive eviction."""
-    for how, trace in LONG.items():
+    for how in size.long:
         fields = {
-            "trace": trace,
+            "trace": LONG[how],
             "hardware": "h100",
             "model": MODELS[0],
             "gpu_memory_utilization": LONG_MEMORY,
