@@ -23,6 +23,7 @@ __all__ = [
     "Grid",
     "Metric",
     "Spread",
+    "bootstrap",
     "comparison",
     "markdown",
     "markdown_table",
@@ -161,12 +162,22 @@ def _keeps(share: float, tokens: float, memory: str | None) -> str:
 
 def _spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> Spread:
     """Return the mean over seeds with its spread."""
+    mean, low, high = bootstrap(values)
+    return Spread() if math.isnan(mean) else Spread(mean, (high - low) / 2)
+
+
+def bootstrap(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float, float]:
+    """Return the mean of what seeds gave and the ends of its 95 % bootstrap interval; NaN are left out.
+
+    Of one value all three are that; of none they are NaN.
+    """
     values = values[~np.isnan(values)]
     if len(values) < 2:
-        return Spread(float(values[0])) if len(values) else Spread()
+        alone = float(values[0]) if len(values) else math.nan
+        return alone, alone, alone
     draws = stream(0, "bootstrap").integers(len(values), size=(2000, len(values)))
     low, high = np.quantile(values[draws].mean(axis=1), (0.025, 0.975))
-    return Spread(float(values.mean()), float(high - low) / 2)
+    return float(values.mean()), float(low), float(high)
 
 
 def sections(table: pd.DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:

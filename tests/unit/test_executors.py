@@ -12,7 +12,7 @@ import pytest
 from sim.progress import Progress
 from sim.study.check import files_named
 from sim.study.config import SimConfig
-from sim.study.executors import InProcess, Lost, Made, RunFunction
+from sim.study.executors import InProcess, Kept, Lost, Made, RunFunction
 from sim.study.executors.base import execute
 from sim.study.executors.cluster import _look, _make
 from sim.study.run_file import Packed, pack
@@ -90,6 +90,24 @@ def test_an_executor_without_work_is_not_asked(tmp_path: Path, packed: Packed) -
     executor = Instant(packed)
     assert sweep(spec, tmp_path, executor=executor).already_done == 2
     assert (executor.checked, executor.most) == ([], 0)
+
+
+class Ending(Instant):
+    """Note how often it ended."""
+
+    ended = 0
+
+    def __exit__(self, *_: object) -> None:
+        self.ended += 1
+
+
+def test_an_executor_that_is_kept_serves_one_sweep_after_another(tmp_path: Path, packed: Packed) -> None:
+    executor = Ending(packed)
+    with executor:
+        for place in ("first", "second"):
+            report = sweep(SweepSpec(seeds=[0, 1]), tmp_path / place, executor=Kept(executor))
+            assert (len(report.outcomes), executor.ended) == (2, 0)
+    assert (executor.ended, executor.most, executor.checked) == (1, 2, [2, 2])
 
 
 class Dying(Instant):

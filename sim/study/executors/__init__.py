@@ -2,12 +2,14 @@
 
 from sim.study.executors.base import Executor, Lost, Made, RunFunction, WorkersError
 from sim.study.executors.cluster import DaskCluster
+from sim.study.executors.kept import Kept
 from sim.study.executors.local import InProcess, LocalPool, default_workers
 
 __all__ = [
     "DaskCluster",
     "Executor",
     "InProcess",
+    "Kept",
     "LocalPool",
     "Lost",
     "Made",

@@ -392,7 +392,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "half_used_16k", "share of blocks at most half used at 16K tokens", "most", "B",
-        "more than half of the blocks", "%", half_used_at_16k, says("At the last sample with all requests decoding."),
+        "more than half of the blocks", "share", half_used_at_16k,
+        says("Of the blocks allocated at the last sample of a run."),
     ),
     Claim(
         "prefix", "blocks a request, 8 sharing a prefix", "-42.2 %", "C",

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.rng import stream
 from sim.study.config import SimConfig
 from sim.study.paper.setups import FrontierRow, Part, Server
 from sim.study.store import Store
-from sim.study.tables import BASELINE, RECLAIM_FIELDS
+from sim.study.tables import BASELINE, RECLAIM_FIELDS, bootstrap
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,15 +134,7 @@ def _with_changes(table: pd.DataFrame) -> pd.DataFrame:
 
 def interval(values: NDArray[np.float64]) -> Figure:
     """Return the mean of what seeds gave, with its bootstrap interval; NaN are left out."""
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return Figure(math.nan, math.nan, math.nan)
-    mean = float(values.mean())
-    if len(values) == 1:
-        return Figure(mean, mean, mean)
-    draws = stream(0, "bootstrap").integers(len(values), size=(2000, len(values)))
-    low, high = np.quantile(values[draws].mean(axis=1), (0.025, 0.975))
-    return Figure(mean, float(low), float(high))
+    return Figure(*bootstrap(values))
 
 
 def grouped(table: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:

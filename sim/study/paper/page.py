@@ -113,7 +113,7 @@ def _details(judgement: Judgement) -> str:
         parts.append(f"Holds with: {judgement.where}.")
     if claim.rule == "" and judgement.worlds:
         told = "; ".join(f"{world.name}: {shown(world.figure, claim.unit)}" for world in judgement.worlds)
-        parts.append(f"Ours ({claim.unit}): {told}.")
+        parts.append(f"Ours, in {claim.unit}: {told}.")
     return " ".join(parts) + "\n"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from sim.errors import InputError, RunFailedError, did_you_mean
 from sim.progress import Progress
 from sim.study.concurrency import Concurrency
-from sim.study.executors import Executor
+from sim.study.executors import Executor, Kept
 from sim.study.paper.claims import CLAIMS
 from sim.study.paper.evidence import Capacity, Evidence, Limit, evidence_table, grouped
 from sim.study.paper.setups import (
@@ -28,7 +28,7 @@ from sim.study.paper.verdict import Judgement
 from sim.study.search import Finding, Group, Question, groups, search
 from sim.study.sla import SlaThroughput, parse_bound
 from sim.study.store import Store
-from sim.study.sweep import sweep
+from sim.study.sweep import sweep, working
 
 __all__ = ["Reproduction", "reproduce", "size_named"]
 
@@ -104,10 +104,15 @@ def reproduce(
         If the executor has lost its workers. What was finished is kept.
     """
     progress = Progress(None, "runs") if progress is None else progress
+    with working(executor, workers, ()) as place:
+        return _reproduce(Path(out), size, Kept(place), progress)
+
+
+def _reproduce(out: Path, size: Size, executor: Executor, progress: Progress) -> Reproduction:
     store = Store(out)
 
     def run(wanted: Sequence[Part]) -> int:
-        report = sweep(combined(wanted), out, workers=workers, executor=executor, progress=progress)
+        report = sweep(combined(wanted), out, executor=executor, progress=progress)
         if report.failures:
             first = report.failures[0]
             raise RunFailedError(f"{len(report.failures)} runs failed; {first.config_hash}: {first.error}")
@@ -123,7 +128,7 @@ def reproduce(
     progress.message("limits")
     rows, fits = _frontier_questions(size)
     asked, bounds = _sla_questions(size, capacity)
-    report = search([*fits, *bounds], out, checks=0, workers=workers, executor=executor, progress=progress, tell=False)
+    report = search([*fits, *bounds], out, checks=0, executor=executor, progress=progress, tell=False)
     for finding in report.findings:
         if finding.error is not None:
             raise RunFailedError(f"{finding.group.label}: {finding.error}")

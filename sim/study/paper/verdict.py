@@ -69,7 +69,7 @@ class Claim:
     rule
         When it holds in a world; empty if nothing is simulated.
     unit
-        ``%`` (figures are shares), or what is counted; empty for a plain number.
+        ``%`` (a change, given as a share), ``share``, or what is counted; empty for a plain number.
     worlds
         Judges it.
     why
@@ -130,16 +130,16 @@ class Judgement:
             return "-"
         low, high = min(figures, key=lambda each: each.mean), max(figures, key=lambda each: each.mean)
         texts = list(dict.fromkeys(shown(each, self.claim.unit) for each in (low, high)))
-        return " .. ".join(texts) + {"": "", "%": " %"}.get(self.claim.unit, f" {self.claim.unit}")
+        return " .. ".join(texts) + {"": "", "share": " %"}.get(self.claim.unit, f" {self.claim.unit}")
 
 
 def shown(figure: Figure, unit: str) -> str:
     """Return a figure with its spread, without its unit."""
     if math.isnan(figure.mean):
         return "-"
-    if unit == "%":
-        half = round(100 * figure.half, 1)
-        return f"{100 * figure.mean + 0.0:+.1f}" + (f" ±{half:.1f}" if half else "")
+    if unit in ("%", "share"):
+        half, sign = round(100 * figure.half, 1), "+" if unit == "%" else ""
+        return f"{round(100 * figure.mean, 1) + 0.0:{sign}.1f}" + (f" ±{half:.1f}" if half else "")
     places = 0 if float(figure.mean).is_integer() else 2
     half = round(figure.half, 2)
     return f"{figure.mean:.{places}f}" + (f" ±{half:.2f}" if half else "")
