@@ -52,6 +52,8 @@ class SweepSpec:
         Settings laid over ``base`` for extra runs outside the grid; lists span a small grid of their own.
     name
         For titles.
+    where
+        File that it was read from, for errors.
     """
 
     base: Settings = dataclasses.field(default_factory=dict)
@@ -60,6 +62,7 @@ class SweepSpec:
     exclude: list[Settings] = dataclasses.field(default_factory=list)
     include: list[Settings] = dataclasses.field(default_factory=list)
     name: str = "sweep"
+    where: str = dataclasses.field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_fields("base", self.base)
@@ -92,12 +95,12 @@ class SweepSpec:
         InputError
             If the file cannot be read or something in it cannot be used; the line starts with the file's name.
         """
-        return cls.from_dict(read_toml(path), where=str(path))
+        return dataclasses.replace(cls.from_dict(read_toml(path), where=str(path)), where=str(path))
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], *, where: str = "sweep") -> SweepSpec:
         """Build from what a TOML file holds; an error starts with ``where``."""
-        known = [field.name for field in dataclasses.fields(cls)]
+        known = [field.name for field in dataclasses.fields(cls) if field.name != "where"]
         try:
             for key, value in content.items():
                 _expect(key in known, f"unknown part {key!r}: expected {', '.join(known)}{did_you_mean(key, known)}")
@@ -111,7 +114,7 @@ class SweepSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what :meth:`from_dict` reads."""
-        return dataclasses.asdict(self)
+        return {key: value for key, value in dataclasses.asdict(self).items() if key != "where"}
 
     def with_flags(self, flags: Mapping[str, Sequence[Any]]) -> SweepSpec:
         """Return a copy in which flags win: one value of a field fixes it, several are its axis of the grid."""
@@ -137,6 +140,12 @@ class SweepSpec:
         InputError
             If a combination means nothing, or no run is left.
         """
+        try:
+            return self._expand()
+        except InputError as error:
+            raise InputError(f"{self.where}: {error}" if self.where else str(error)) from None
+
+    def _expand(self) -> Plan:
         grid = list(self._combinations(self.grid))
         kept = [settings for settings in grid if not any(_matches(settings, pattern) for pattern in self.exclude)]
         extra = [settings for axes in self.include for settings in self._combinations(axes)]

@@ -125,3 +125,13 @@ def test_a_combination_that_means_nothing_says_which_and_how_to_leave_it_out() -
 def test_excluding_everything_is_refused() -> None:
     with pytest.raises(InputError, match="no run is left: 1 excluded"):
         SweepSpec(grid={"policy": ["h2o"]}, exclude=[{"policy": "h2o"}]).expand()
+
+
+def test_what_a_combination_cannot_be_names_the_file(tmp_path):
+    path = tmp_path / "spec.toml"
+    path.write_text('[base]\nbudget = "half"\n')
+    spec = SweepSpec.from_toml(path)
+    with pytest.raises(InputError, match=r"spec\.toml: seed 0: budget: expected a valid number, got 'half'"):
+        spec.expand()
+    assert "where" not in spec.to_dict()
+    assert SweepSpec.from_dict(spec.to_dict()) == spec
