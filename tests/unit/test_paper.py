@@ -242,3 +242,81 @@ def test_the_command_prints_json_with_every_claim(made, monkeypatch, capsys):
     captured = capsys.readouterr()
     assert [each["claim"] for each in json.loads(captured.out)["claims"]] == [claim.key for claim in CLAIMS]
     assert captured.err.splitlines()[-1].startswith("0 runs made; ")
+
+
+def evidence_of(*rows: dict[str, object]) -> Evidence:
+    """Evidence of made-up runs; what a row does not say is as in the paper's set-up."""
+    told = {
+        "part": "main", "model": "mistral-7b", "memory": 0.35, "lengths": "longbench", "load": 1.2,
+        "variant": setups.BASE, "policy": "h2o", "ratio": 0.5, "reclaimer": "vtoken", "seed": 0,
+    }  # fmt: skip
+    return Evidence(pd.DataFrame([told | row for row in rows]), [], [], {})
+
+
+def test_the_ends_of_a_range_are_of_the_weakest_and_the_strongest_set_up():
+    evidence = evidence_of(
+        {"policy": "h2o", "requests_per_s_change": 0.11},
+        {"policy": "random", "requests_per_s_change": 0.40},
+        {"policy": "scissorhands", "requests_per_s_change": 0.05, "load": 0.8},
+        {"policy": "random", "requests_per_s_change": 0.01, "model": "llama-3.1-8b"},
+        {"policy": "random", "requests_per_s_change": 0.02, "reclaimer": "reuse+vtoken"},
+    )
+    least, most = judge("mistral_throughput_least", evidence), judge("mistral_throughput_most", evidence)
+    assert [(world.figure.mean, world.holds) for world in least.worlds] == [(0.11, True), (0.05, False)]
+    assert [(world.figure.mean, world.holds) for world in most.worlds] == [(0.40, True), (0.05, False)]
+    assert most.worlds[0].cell == "random evicting 0.5, mistral-7b"
+    assert least.where == "longbench, under pressure, memory 0.35, load 1.2"
+
+
+def test_the_least_of_a_reduction_is_the_smallest():
+    evidence = evidence_of({"e2e_s_p95_change": -0.3}, {"e2e_s_p95_change": -0.05, "policy": "random"})
+    least, most = judge("mistral_p95_least", evidence), judge("mistral_p95_most", evidence)
+    assert (least.worlds[0].figure.mean, least.verdict) == (-0.05, FAILS)
+    assert (most.worlds[0].figure.mean, most.verdict) == (-0.3, HOLDS)
+
+
+def test_a_mean_is_over_the_set_ups_of_one_model():
+    rows = [
+        {"model": "llama-3.1-8b", "policy": name, "requests_per_s_change": x} for name, x in (("a", 0.1), ("b", 0.3))
+    ]
+    found = judge("llama_throughput", evidence_of(*rows, {"requests_per_s_change": 9.0}))
+    assert [(world.figure.mean, world.holds) for world in found.worlds] == [(0.2, True)]
+
+
+def test_utilisation_is_counted_in_points_and_as_a_share():
+    found = judge("utilisation_mistral", evidence_of({"fragmentation_mean": 0.3, "naive_fragmentation": 0.5}))
+    points, share = found.worlds
+    assert (points.figure.mean, points.holds) == (pytest.approx(0.2), True)
+    assert (share.figure.mean, share.holds) == (pytest.approx(0.4), False)
+    assert found.where == "longbench, under pressure, memory 0.35, load 1.2, counted in points"
+
+
+def test_a_repack_that_frees_no_more_than_it_takes_is_found():
+    good = {"repacks_committed": 4, "blocks_freed_by_repack": 9}
+    bad = {"repacks_committed": 4, "blocks_freed_by_repack": 3, "load": 0.8}
+    none = {"repacks_committed": 0, "blocks_freed_by_repack": 0, "load": setups.ALL_AT_ONCE}
+    assert [world.holds for world in judge("each_repack_wins", evidence_of(good, bad, none)).worlds] == [True, False]
+
+
+def test_shared_prefixes_and_fragmentation_are_judged_by_cell():
+    shared = evidence_of(
+        {"part": "prefix", "lengths": "512 of 2,448 shared", "retained_blocks_mean_change": -0.42},
+        {"part": "prefix", "lengths": "2048 of 2,448 shared", "retained_blocks_mean_change": -0.2},
+    )
+    assert judge("prefix", shared).where == "512 of 2,448 shared, under pressure, evicting 0.5, policy h2o"
+    long = evidence_of(
+        {"part": "16k", "fragmentation_mean": 0.5, "reclaimer": "naive"},
+        {"part": "16k", "fragmentation_mean": 0.3, "reclaimer": "naive", "ratio": 0.3},
+    )
+    assert [world.holds for world in judge("fragmentation_16k", long).worlds] == [True, False]
+
+
+def test_what_has_no_figure_of_the_papers_is_shown_and_not_judged():
+    table = evidence_of(
+        {"part": "variant", "retained_blocks_mean_change": -0.2},
+        {"part": "variant", "retained_blocks_mean_change": -0.1, "variant": "theta_f 0.4"},
+        {"part": "variant", "retained_blocks_mean_change": -0.3, "variant": "block_size 48"},
+    )
+    found = judge("theta_f", table)
+    assert [(world.name, world.figure.mean) for world in found.worlds] == [("as told", -0.2), ("theta_f 0.4", -0.1)]
+    assert (found.verdict, found.count) == (CANNOT_SAY, "-")
