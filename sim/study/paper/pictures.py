@@ -72,7 +72,7 @@ def gains(
     for cell in cells(table, column):
         found.setdefault((cell.lengths, cell.memory, cell.load), []).append(cell)
     keys = sorted(found, key=lambda key: key[:2])
-    picture = new_figure(11.0, 0.34 * len(keys) + 1.8)
+    picture = new_figure(11.0, 0.36 * len(keys) + 1.6)
     panels = picture.subplots(1, 3, sharex=True, sharey=True)
     for axes, reclaimer in zip(panels, SYSTEMS[1:], strict=True):
         axes.axvspan(100 * paper[0], 100 * paper[1], color=BAND, zorder=0)
@@ -82,7 +82,7 @@ def gains(
                 _bound(axes, [cell.figure.mean for cell in found[key] if cell.reclaimer == "ideal"], place)
             _marks(axes, [cell for cell in found[key] if cell.reclaimer == reclaimer], place)
         axes.set_title(f"{_called(reclaimer)}, {model or 'all models'}")
-    picture.supxlabel(label)
+    panels[1].set_xlabel(label)
     panels[0].set_yticks(
         range(len(keys)), [f"{lengths}, memory {memory:g}, load {load}" for lengths, memory, load in keys]
     )
