@@ -72,7 +72,8 @@ demo: $(DEMO_READY)  ## a policy sweep with tables, plots and a page (minutes, n
 	@echo "Open this page in a browser: file://$(abspath $(DEMO_OUT))/report.html"
 
 test: $(TEST_READY)  ## every test, the slow ones too (sets up torch for CPU)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not bench"
+	@# A file to one process, or what its tests share is made twice; in the order of tests/conftest.py.
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not bench"
 
 browser:  ## Chromium and its driver for the tests of the report: by apt, where that is possible
 	@command -v chromedriver > /dev/null \

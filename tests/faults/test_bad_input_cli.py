@@ -255,9 +255,16 @@ def test_search_flags(
     ],
 )
 def test_where_runs_are_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], flags: list[str], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    flags: list[str],
+    message: str,
 ) -> None:
     pytest.importorskip("distributed", reason="needs Dask: pip install -e '.[test]'")
+    # Nobody answers there, however long one tries.
+    monkeypatch.setattr("sim.study.executors.cluster.CONNECT_S", 0.5)
     assert message in refused(capsys, *command, *flags, "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

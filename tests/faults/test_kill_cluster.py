@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from tests.support.cluster import LONG_S, ROOT, Cluster, end, python, wait_until
+from tests.support.command import vtoken
 from tests.support.sweeps import contents
 
 pytest.importorskip("distributed", reason="needs Dask: pip install -e '.[test]'")
@@ -67,7 +68,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(spec: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Return what a sweep in one process of this machine gives, without Dask."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"
-    code, stderr = finish(start(spec, out, "--workers", "1"))
+    code, stderr = vtoken("sweep", str(spec), "--out", str(out), "--workers", "1")
     assert code == 0, stderr
     return contents(out)
 
@@ -134,7 +135,7 @@ def test_control_c(tmp_path: Path, spec: Path, undisturbed: dict[str, bytes]) ->
     assert code == 130
     assert f"the same command goes on: vtoken sweep {spec} --out {out} --dask-local 1" in stderr
     assert "Traceback" not in stderr, stderr
-    code, stderr = finish(start(spec, out, "--workers", "1"))
+    code, stderr = vtoken("sweep", str(spec), "--out", str(out), "--workers", "1")
     assert code == 0, stderr
     assert contents(out) == undisturbed
 
@@ -256,8 +257,9 @@ def test_a_worker_must_see_the_files_that_runs_name(tmp_path: Path, cluster: Clu
 @pytest.mark.slow
 def test_a_search_gives_the_same_answers(tmp_path: Path) -> None:
     flags = ["--trace", "poisson:rate=1,n=40,prompt=64,output=20", "--kv-blocks", "40", "--reclaimer", "naive"]
-    for name, where in (("local", "--workers"), ("dask", "--dask-local")):
-        out = str(tmp_path / name)
-        code, stderr = finish(python("-m", "sim.cli", "search", "concurrency", *flags, where, "1", "--out", out))
-        assert code == 0, stderr
+    here, there = (("search", "concurrency", *flags, "--out", str(tmp_path / name)) for name in ("local", "dask"))
+    code, stderr = vtoken(*here, "--workers", "1")
+    assert code == 0, stderr
+    code, stderr = finish(python("-m", "sim.cli", *there, "--dask-local", "1"))
+    assert code == 0, stderr
     assert contents(tmp_path / "local") == contents(tmp_path / "dask")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.support.command import vtoken
 from tests.support.sweeps import contents
 
 ROOT = Path(__file__).parents[2]
@@ -28,17 +29,14 @@ RUNS = 12
 
 
 def command(spec: Path, out: Path, workers: int = 2) -> list[str]:
-    return [sys.executable, "-m", "sim.cli", "sweep", str(spec), "--out", str(out), "--workers", str(workers)]
+    return ["sweep", str(spec), "--out", str(out), "--workers", str(workers)]
 
 
 def start(spec: Path, out: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command(spec, out), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-
-
-def finish(spec: Path, out: Path, workers: int = 2) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(spec, out, workers), cwd=ROOT, capture_output=True, text=True, check=False)
+        [sys.executable, "-m", "sim.cli", *command(spec, out)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
 
 
 def finished(out: Path) -> list[Path]:
@@ -85,15 +83,15 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(spec: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     # One worker here and two in the tests: the number must not matter.
-    done = finish(spec, out, workers=1)
-    assert done.returncode == 0, done.stderr
+    code, stderr = vtoken(*command(spec, out, workers=1))
+    assert code == 0, stderr
     assert len(finished(out)) == RUNS
     return contents(out)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [1, 6])
-def test_kill_9_and_go_on(tmp_path: Path, spec: Path, undisturbed: dict[str, bytes], after: int) -> None:
+@pytest.mark.parametrize(("after", "workers"), [(1, 2), (6, 1)])
+def test_kill_9_and_go_on(tmp_path: Path, spec: Path, undisturbed: dict[str, bytes], after: int, workers: int) -> None:
     out = tmp_path / "out"
     process = start(spec, out)
     wait_until_some_are_done(process, out, after)
@@ -102,9 +100,9 @@ def test_kill_9_and_go_on(tmp_path: Path, spec: Path, undisturbed: dict[str, byt
     wait_until_all_ended(process)
     before = {path.name: path.stat().st_mtime_ns for path in finished(out)}
     assert after <= len(before) < RUNS
-    done = finish(spec, out)
-    assert done.returncode == 0, done.stderr
-    assert f"{RUNS - len(before)} runs made, {len(before)} were there" in done.stderr
+    code, stderr = vtoken(*command(spec, out, workers))
+    assert code == 0, stderr
+    assert f"{RUNS - len(before)} runs made, {len(before)} were there" in stderr
     assert all((out / "runs" / name).stat().st_mtime_ns == stamp for name, stamp in before.items())
     assert contents(out) == undisturbed
     assert len(pd.read_csv(out / "summary.csv")) == RUNS
@@ -122,7 +120,8 @@ def test_control_c_says_how_to_go_on(tmp_path: Path, spec: Path, undisturbed: di
     assert f"interrupted; finished runs are in {out}, the same command goes on: {same}\n" in stderr
     assert "Traceback" not in stderr
     wait_until_all_ended(process)
-    assert finish(spec, out).returncode == 0
+    code, stderr = vtoken(*command(spec, out, workers=1))
+    assert code == 0, stderr
     assert contents(out) == undisturbed
 
 

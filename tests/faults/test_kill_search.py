@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command import vtoken
 from tests.support.sweeps import contents
 
 ROOT = Path(__file__).parents[2]
@@ -22,13 +23,14 @@ ARGUMENTS = [
 
 def command(out: Path, workers: int = 2) -> list[str]:
     where = ["--out", str(out), "--workers", str(workers)]
-    return [sys.executable, "-m", "sim.cli", "search", "concurrency", *ARGUMENTS, *where]
+    return ["search", "concurrency", *ARGUMENTS, *where]
 
 
 def start(out: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command(out), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        [sys.executable, "-m", "sim.cli", *command(out)],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
 
 
 def finished(out: Path) -> list[Path]:
@@ -47,34 +49,34 @@ def wait_for_runs(process: subprocess.Popen[str], out: Path, runs: int) -> None:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     # One worker here and two in the tests: the number must not matter.
-    done = subprocess.run(command(out, workers=1), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert " requests: holds, all decode together" in done.stderr
+    code, stderr = vtoken(*command(out, workers=1))
+    assert code == 0, stderr
+    assert " requests: holds, all decode together" in stderr
     return contents(out)
 
 
-def go_on(out: Path, undisturbed: dict[str, bytes]) -> None:
+def go_on(out: Path, undisturbed: dict[str, bytes], workers: int) -> None:
     """Run the command to its end; no run that was finished is made again, and the bytes are those of one go."""
     before = {path: path.stat().st_mtime_ns for path in finished(out)}
-    done = subprocess.run(command(out), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    code, stderr = vtoken(*command(out, workers))
+    assert code == 0, stderr
     runs = sum(name.endswith(".parquet") for name in undisturbed)
     assert 0 < len(before) < runs
-    assert f"{runs - len(before)} runs made, {len(before)} were there" in done.stderr
+    assert f"{runs - len(before)} runs made, {len(before)} were there" in stderr
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
     assert contents(out) == undisturbed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [1, 9])
-def test_kill_9_and_go_on(tmp_path: Path, undisturbed: dict[str, bytes], after: int) -> None:
+@pytest.mark.parametrize(("after", "workers"), [(1, 2), (9, 1)])
+def test_kill_9_and_go_on(tmp_path: Path, undisturbed: dict[str, bytes], after: int, workers: int) -> None:
     out = tmp_path / "out"
     process = start(out)
     wait_for_runs(process, out, after)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()  # returns when its workers have ended too, which hold the pipe
     assert not (out / "search.json").exists()
-    go_on(out, undisturbed)
+    go_on(out, undisturbed, workers)
 
 
 @pytest.mark.slow
@@ -87,4 +89,4 @@ def test_control_c_says_how_to_go_on(tmp_path: Path, undisturbed: dict[str, byte
     assert process.returncode == 130
     assert f"interrupted; finished runs are in {out}, the same command goes on" in stderr
     assert "Traceback" not in stderr
-    go_on(out, undisturbed)
+    go_on(out, undisturbed, workers=1)

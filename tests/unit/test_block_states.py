@@ -161,10 +161,9 @@ def test_varints(values: list[int]) -> None:
     assert read == values
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_blocks_and_a_million_events_fit_a_page() -> None:
-    """Requests of 100 blocks fill the pool, and lose tokens in a random order."""
-    size, blocks, requests = 16, 100_001, 1000
+def log_of_a_full_pool(requests: int) -> KVEventLog:
+    """Return a log of requests of 100 blocks that fill the pool, and lose tokens in a random order."""
+    size, blocks = 16, 100 * requests + 1
     rows: list[tuple[int, int, int, int, int]] = []
     for req in range(requests):
         first = 1 + 100 * req
@@ -180,13 +179,24 @@ def test_a_hundred_thousand_blocks_and_a_million_events_fit_a_page() -> None:
             rows += [(step, Kind.EVICT, req, int(token), slots + int(token)) for token in dead]
             rows.append((step, Kind.APPEND, req, 1589 + step, 1))
         rows.append((step, Kind.STEP, -1, step, requests))
-    log = KVEventLog(np.array(rows, EVENT), size, blocks)
+    return KVEventLog(np.array(rows, EVENT), size, blocks)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_blocks_and_a_million_events_fit_a_page() -> None:
+    log = log_of_a_full_pool(1000)
+    assert log.num_blocks > 100_000
     assert len(log) > 1_000_000
     data = block_map(log, limit_bytes=3_000_000)
     assert sum(len(text) for text in data["states"].values()) < 4_100_000
-    states = list(decoded(data))[-1]
+
+
+def test_the_last_frame_of_many_blocks_is_what_the_events_say() -> None:
+    """More than 2**14 blocks, whose numbers take three bytes."""
+    log = log_of_a_full_pool(170)
+    states = list(decoded(block_map(log, limit_bytes=3_000_000 * 17 // 100)))[-1]
     known = judged(log, len(log))
-    assert sum(state.role != Role.FREE for state in states) == blocks - 1
+    assert sum(state.role != Role.FREE for state in states) == log.num_blocks - 1 > 1 << 14
     assert all(map(same, states, known))
 
 
