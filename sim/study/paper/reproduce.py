@@ -33,8 +33,6 @@ from sim.study.sweep import sweep, working
 __all__ = ["Reproduction", "reproduce", "size_named"]
 
 TOLERANCE = 0.03
-LEAST_S = 1.0
-"""A rate is tried if its requests arrive in no less than this: a run has some hundred of them, at any rate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +167,13 @@ def _sla_questions(
         for group in groups(spec):
             about.append(what)
             asked = SlaThroughput(
-                group, bounds, low=rate / 8, high=rate * 8, tolerance=TOLERANCE, least_s=LEAST_S, baseline_rate=rate
+                group,
+                bounds,
+                low=rate / 8,
+                high=rate * 8,
+                tolerance=TOLERANCE,
+                least_s=size.sla_least_s,
+                baseline_rate=rate,
             )
             questions.append((group, asked))
     return about, questions

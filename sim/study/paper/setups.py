@@ -133,7 +133,9 @@ class Size:
     variants
         Load, server and seeds on which one unknown after the other is varied; how finely.
     sla
-        Servers, lengths, loads of the baseline, eviction ratios of the search for SLA-constrained throughput.
+        Servers and lengths of the search for SLA-constrained throughput, with the loads of the baseline and eviction
+        ratios. Its requests are more, for a rate counts only if its requests arrive in no less than ``sla_least_s``
+        seconds: a trace shorter than its own latencies says nothing of a rate.
     frontier
         Rows of the frontier; and the (policy, ratio) pairs that it is searched for, the first with every reclaimer.
     prefixes
@@ -152,6 +154,8 @@ class Size:
     varied_load: float
     varied_ratios: tuple[float, ...]
     sla: tuple[tuple[Server, str], ...]
+    sla_requests: Mapping[str, int]
+    sla_least_s: float
     sla_loads: tuple[float, ...]
     sla_ratios: tuple[float, ...]
     frontier: tuple[FrontierRow, ...]
@@ -179,7 +183,13 @@ SIZES: dict[str, Size] = {
         },
         varied_load=1.2,
         varied_ratios=RATIOS,
-        sla=tuple((Server(model, 0.35), lengths) for model in MODELS[:2] for lengths in LENGTHS),
+        sla=(
+            (Server(MODELS[0], 0.35), "longbench"),
+            (Server(MODELS[1], 0.35), "longbench"),
+            (Server(MODELS[0], 0.35), "sharegpt"),
+        ),
+        sla_requests={"sharegpt": 800, "longbench": 120},
+        sla_least_s=20.0,
         sla_loads=(0.8, 1.0),
         sla_ratios=(0.5,),
         frontier=FRONTIER,
@@ -198,6 +208,8 @@ SIZES: dict[str, Size] = {
         varied_load=1.2,
         varied_ratios=(0.5,),
         sla=((Server(MODELS[0], 0.35), "longbench"),),
+        sla_requests={"longbench": 80},
+        sla_least_s=20.0,
         sla_loads=(0.8,),
         sla_ratios=(0.5,),
         frontier=(FRONTIER[0], FRONTIER[2]),
@@ -216,6 +228,8 @@ SIZES: dict[str, Size] = {
         varied_load=1.2,
         varied_ratios=(0.5,),
         sla=((Server(MODELS[0], 0.35), "longbench"),),
+        sla_requests={"longbench": 16},
+        sla_least_s=4.0,
         sla_loads=(0.8,),
         sla_ratios=(0.5,),
         frontier=(),
@@ -366,11 +380,12 @@ def _shared(size: Size) -> Iterator[Part]:
 
 def sla_specs(size: Size, capacity: Mapping[tuple[Server, str], float]) -> Iterator[tuple[SweepSpec, float, Any]]:
     """Yield what to search the highest rate of: a specification, the baseline's rate, and (server, lengths, load)."""
+    longer = dataclasses.replace(size, requests=size.sla_requests)
     for server, lengths in size.sla:
         for load in size.sla_loads:
             native = capacity[server, lengths]
             part = _part(
-                "sla", server, lengths, size, native, 1.0, policy=list(POLICIES),
+                "sla", server, lengths, longer, native, 1.0, policy=list(POLICIES),
                 budget=[_kept(ratio) for ratio in size.sla_ratios], reclaimer=list(SYSTEMS),
             )  # fmt: skip
             spec = SweepSpec().with_flags({key: _list(value) for key, value in part.fields.items()})
