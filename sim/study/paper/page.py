@@ -80,7 +80,8 @@ def markdown(found: Reproduction) -> str:
         "## Beyond the paper, on the same set-ups\n",
         "`reuse+vtoken` beside `vtoken`, run by run; differences below half a per cent are neither better nor worse.\n",
         _table(head_to_head(found.evidence), percent=("median", "best", "worst")),
-        "Change against naive eviction, mean over the set-ups of a world; `ideal` is the bound, where it was run.\n",
+        "Change against naive eviction, mean over the set-ups of a world; `ideal` is the bound, where it was run, and "
+        "with the first seed alone.\n",
         _beyond(beyond(found.evidence)),
         "Requests that fit together:\n",
         _table(frontier_table(found.evidence)),
