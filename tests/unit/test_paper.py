@@ -11,7 +11,7 @@ from sim.cli import main
 from sim.errors import InputError
 from sim.study.paper import claims_frame, markdown, reproduce, setups, size_named, verdict, worlds_frame, write
 from sim.study.paper.beyond import head_to_head
-from sim.study.paper.claims import CLAIMS, code_lines, in_worlds
+from sim.study.paper.claims import CLAIMS, in_worlds
 from sim.study.paper.evidence import Evidence, Figure, Limit, figure, interval
 from sim.study.paper.pictures import draw
 from sim.study.paper.setups import ALWAYS, FRONTIER, LENGTHS, SIZES, Server, combined, native_parts, parts
@@ -81,13 +81,11 @@ def test_a_figure_over_set_ups_has_the_spread_of_its_seeds_means():
     assert figure(table, "x") == Figure(2.5, 2.0, 3.0)
 
 
-def test_lines_of_code_leave_out_blank_lines_comments_and_docstrings(tmp_path, monkeypatch):
-    (tmp_path / "counted.py").write_text(
-        '"""A module."""\n\n# a comment\nimport os\n\n\nclass A:\n    """A class."""\n\n'
-        '    x = (\n        1,\n    )\n\n    def f(self):\n        """Do."""\n        return os\n'
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert code_lines("counted") == 7
+def test_the_longest_of_the_papers_policies_decides(monkeypatch):
+    monkeypatch.setattr("sim.study.paper.claims.lines_of_code", lambda source: 60 if "Scissorhands" in source else 10)
+    found = judge("lines", Evidence(pd.DataFrame(), [], [], {}))
+    assert (found.worlds[0].figure.mean, found.worlds[0].cell, found.verdict) == (60, "scissorhands", FAILS)
+    assert "h2o 10, scissorhands 60, random 10" in found.why
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from sim.kv.view import View
 from sim.registry import Registry
 from sim.study import conformance
 from sim.study.conformance import CHECKS, ConformanceError, check_policy
+from sim.study.paper.claims import lines_of_code
 
 MOST_LINES = 50
 
@@ -47,18 +47,6 @@ def test_every_policy_conforms(name: str, check: str):
 )
 def test_so_does_one_with_other_parameters(spec: str):
     check_policy(spec)
-
-
-def lines_of_code(source: str) -> int:
-    """Count lines without docstrings, imports, comments and ``__all__``."""
-    left_out = set()
-    for node in ast.walk(ast.parse(source)):
-        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        names = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-        if docstring or names or isinstance(node, ast.Import | ast.ImportFrom):
-            left_out.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    lines = enumerate(source.splitlines(), start=1)
-    return sum(bool(line.strip()) and not line.strip().startswith("#") and n not in left_out for n, line in lines)
 
 
 @pytest.mark.parametrize("name", policies.names())
